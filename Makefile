@@ -1,0 +1,59 @@
+# Two commands for a fresh machine with Python 3.11+ and make:  make sweep  |  make test
+# .venv is built from constraints.txt (versions only); a stamp per extra set makes the second call immediate.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PY     := $(BIN)/python
+PINS   := pyproject.toml constraints.txt
+
+.DELETE_ON_ERROR:
+.PHONY: help sweep test lint docs bench constraints clean
+
+help:
+	@echo "make sweep        create .venv, install qsim, run the default study (table and heatmap)"
+	@echo "make test         create .venv, run every check (ruff, mypy, import-linter, pytest, notebook, docs)"
+	@echo "make bench        run the benchmarks"
+	@echo "make constraints  resolve the pins anew"
+	@echo "make clean        remove .venv and outputs"
+
+$(VENV)/.uv:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "qsim needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Call: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.uv $(PINS)
+	$(BIN)/uv pip install --quiet --python $(PY) --constraint constraints.txt --editable ".[plot]"
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.uv $(PINS)
+	$(BIN)/uv pip install --quiet --python $(PY) --constraint constraints.txt --editable ".[test,docs]"
+	@touch $@ $(VENV)/.installed
+
+sweep: $(VENV)/.installed
+	$(PY) -m qsim sweep
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(PY) -m pytest
+	$(PY) -m sphinx -q -W -b html docs docs/_build/html
+
+docs: $(VENV)/.installed-test
+	$(PY) -m sphinx -W -b html docs docs/_build/html
+
+bench: $(VENV)/.installed-test
+	$(PY) -m pytest benchmarks
+
+constraints: $(VENV)/.uv
+	$(BIN)/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --upgrade --quiet \
+	  --extra plot --extra test --extra docs --extra notebook pyproject.toml -o constraints.txt
+	@echo uv==$$($(BIN)/uv --version | cut -d' ' -f2) >> constraints.txt
+
+clean:
+	rm -rf $(VENV) docs/_build qsim-out
