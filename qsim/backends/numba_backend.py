@@ -1,0 +1,139 @@
+"""The CPU backend: Numba kernels for bits, BLAS with a certificate for products. Knows no state, no time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qsim.arrays import F32, I64, U8
+from qsim.backends.checks import (
+    Rows,
+    as_codes,
+    as_float32,
+    lead_shape,
+    mean_shape,
+    rows_of,
+    rows_without_partner,
+)
+from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
+from qsim.codec import numba_kernels as kernels
+from qsim.codec import packing
+from qsim.codec.means import Sums, check_count
+from qsim.codec.oracle import refused_nan
+from qsim.codec.tables import decode_table, encoder_table
+from qsim.errors import FormatError
+from qsim.formats import NAN_REFUSED, NanPolicy
+
+# Neutral operands: x - (+0) and v + (-0) return x and v in every bit, zeros of both signs included.
+_NOTHING_TO_SUBTRACT = np.zeros((1, 1), np.float32)
+_NOTHING_TO_ADD = np.full((1, 1), -0.0, np.float32)
+
+
+class NumbaBackend:
+    """Fused single-threaded kernels; equal to ``OracleBackend`` bit for bit."""
+
+    name = "numba"
+
+    def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
+        """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""
+        x, scale = as_float32(x, "x"), as_float32(scale, "scale")
+        lead = lead_shape(scale, x)
+        rows, partner = _with_center(x.shape, len(lead), center, _NOTHING_TO_SUBTRACT)
+        codes = np.empty(x.shape, np.uint8)
+        amax = np.empty(rows.shape[0], np.float32)
+        counts = np.zeros((rows.shape[0], 4), np.int64)
+        kernels.quantize(
+            np.ascontiguousarray(x).reshape(rows.shape),
+            partner,
+            rows.row_of,
+            np.ascontiguousarray(scale).reshape(-1),
+            encoder_table(spec.fmt, spec.policy),
+            codes.reshape(rows.shape),
+            amax,
+            counts,
+        )
+        refuses = spec.policy.nan is NanPolicy.RAISE and not spec.fmt.has_nan
+        if refuses and bool((codes == NAN_REFUSED).any()):
+            raise FormatError(refused_nan(spec.fmt))
+        saturated, flushed, nan, inf = (_column(counts, i, lead) for i in range(4))
+        return Cast(
+            codes=codes,
+            amax=amax.reshape(lead),
+            counts=CastCounts(saturated=saturated, flushed=flushed, nan=nan, inf=inf),
+        )
+
+    def decode(self, codes: U8, descale: F32, center: F32 | None, spec: CastSpec) -> F32:
+        """RN(RN(value(code) * descale) + center); see ``Backend.decode``."""
+        codes, descale = as_codes(codes), as_float32(descale, "descale")
+        lead = lead_shape(descale, codes)
+        if spec.fmt.bits < 8 and codes.size:
+            spec.fmt.check_code(int(codes.max()))
+        rows, partner = _with_center(codes.shape, len(lead), center, _NOTHING_TO_ADD)
+        out = np.empty(codes.shape, np.float32)
+        kernels.decode(
+            np.ascontiguousarray(codes).reshape(rows.shape),
+            decode_table(spec.fmt)[: spec.fmt.code_count],
+            np.ascontiguousarray(descale).reshape(-1),
+            partner,
+            rows.row_of,
+            out.reshape(rows.shape),
+        )
+        return out
+
+    def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
+        """amax of the residual, counts of NaN and Inf, sums for a mean of x; see ``Backend.observe``."""
+        x = np.asarray(as_float32(x, "x"), order="C")  # ascontiguousarray would add an axis to 0-d
+        shape = x.shape[:lead]
+        rows, partner = _with_center(x.shape, lead, center, _NOTHING_TO_SUBTRACT)
+        amax = np.empty(rows.shape[0], np.float32)
+        counts = np.zeros((rows.shape[0], 2), np.int64)
+        kernels.observe(x.reshape(rows.shape), partner, rows.row_of, amax, counts)
+        return Observed(
+            amax=amax.reshape(shape),
+            nan_count=_column(counts, 0, shape),
+            inf_count=_column(counts, 1, shape),
+            sums=None if mean_axes is None else _sums(x, lead, mean_axes),
+        )
+
+    def pack(self, codes: U8) -> U8:
+        """Two 4-bit codes a byte; see ``qsim.codec.packing.pack``."""
+        return packing.pack(codes)
+
+    def unpack(self, packed: U8, length: int) -> U8:
+        """Inverse of ``pack``."""
+        return packing.unpack(packed, length)
+
+    def matmul(self, a: F32, b: F32) -> F32:
+        """The exact sum of products rounded once; see ``qsim.gemm.exact.matmul``."""
+        from qsim.gemm.exact import matmul
+
+        return matmul(a, b)
+
+
+def _column(counts: I64, index: int, lead: tuple[int, ...]) -> I64:
+    return np.ascontiguousarray(counts[:, index]).reshape(lead)
+
+
+def _with_center(shape: tuple[int, ...], lead: int, center: F32 | None, neutral: F32) -> tuple[Rows, F32]:
+    """How to lay out x, and the centre's rows (or the neutral operand)."""
+    if center is None:
+        return rows_without_partner(shape, lead), neutral
+    center = as_float32(center, "center")
+    rows = rows_of(shape, lead, center.shape)
+    return rows, np.ascontiguousarray(center).reshape(rows.partner)
+
+
+def _sums(x: F32, lead: int, axes: tuple[int, ...]) -> Sums:
+    shape = mean_shape(x.shape, lead, axes)
+    rows = rows_of(x.shape, lead, shape)
+    flat: Any = x.reshape(-1, rows.shape[2]) if x.size else x.reshape(0, rows.shape[2])
+    top = np.zeros(rows.partner, np.uint32)
+    count = np.zeros(rows.partner, np.int64)
+    kernels.sums_amax(flat.view(np.uint32), rows.row_of, top, count)
+    check_count(int(count.max(initial=0)))
+    exponent, unit = np.empty(rows.partner, np.int32), np.empty(rows.partner, np.float64)
+    kernels.sums_scale(top, exponent, unit)
+    total = np.zeros(rows.partner, np.int64)
+    kernels.sums_total(flat, rows.row_of, unit, total)
+    return Sums(total=total.reshape(shape), exponent=exponent.reshape(shape), count=count.reshape(shape))

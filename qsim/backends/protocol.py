@@ -1,0 +1,107 @@
+"""What a backend must do: arrays and numbers only. Knows no owner, no state, no time.
+
+Every array carries ``lead`` leading replica axes (0 or 1); a reduction never crosses them, so the bits of
+one replica do not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from qsim.arrays import F32, I64, U8
+from qsim.codec.means import Sums
+from qsim.formats import CastPolicy, FloatFormat
+
+__all__ = ["Backend", "Cast", "CastCounts", "CastSpec", "Observed", "Sums"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastSpec:
+    """How a tensor is cast: the format and the policy (rounding, overflow, NaN)."""
+
+    fmt: FloatFormat
+    policy: CastPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastCounts:
+    """What a cast did, per replica: int64 [lead].
+
+    saturated: elements of finite x whose magnitude after scaling exceeds ``fmt.max`` and did not round to it
+               (they were clipped, or became Inf or NaN, as the policy says), a product that is Inf included;
+    flushed:   elements with a non-zero residual that round to zero (a NaN never does, whatever its code);
+    nan, inf:  NaN and infinite inputs (of x, before centring and scaling).
+    """
+
+    saturated: I64
+    flushed: I64
+    nan: I64
+    inf: I64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """Result of ``quantize``: codes uint8 [lead + rest] (one code a byte), amax float32 [lead], counts.
+
+    amax is the largest finite |RN(x - center)|, 0.0 where there is none.
+    """
+
+    codes: U8
+    amax: F32
+    counts: CastCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Result of ``observe``: amax float32 [lead], counts int64 [lead], sums where a mean was asked for."""
+
+    amax: F32
+    nan_count: I64
+    inf_count: I64
+    sums: Sums | None
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Arrays on one device. The oracle is the definition; every other backend equals it bit for bit."""
+
+    name: str
+
+    def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
+        """Encode RN(RN(x - center) * scale); without a centre nothing is subtracted.
+
+        x float32 [lead + rest], scale float32 [lead], center None or float32 that broadcasts to x. The sign
+        of a NaN code is the sign of x where x is NaN; a NaN made by arithmetic (Inf - Inf, Inf * 0) is
+        positive, as processors differ there. FormatError: another dtype, a format without sign or zero, or a
+        NaN that the policy refuses. UsageError: shapes that do not fit.
+        """
+        ...
+
+    def decode(self, codes: U8, descale: F32, center: F32 | None, spec: CastSpec) -> F32:
+        """RN(RN(value(code) * descale) + center); without a centre nothing is added.
+
+        codes uint8 [lead + rest], descale float32 [lead], center as in quantize; float32 [lead + rest]. NaN
+        is always the bits 0x7FC00000. A code outside the format is a FormatError on the host backends.
+        """
+        ...
+
+    def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
+        """amax of the residual RN(x - center), non-finite counts of x, and fixed-point sums of x itself.
+
+        mean_axes: the axes of x (never a lead axis) that the mean runs over; None for no mean. UsageError for
+        axes that do not exist, or for a mean over more than 2^22 elements.
+        """
+        ...
+
+    def pack(self, codes: U8) -> U8:
+        """Two 4-bit codes a byte along the last axis, even element in the low nibble, odd tail 0."""
+        ...
+
+    def unpack(self, packed: U8, length: int) -> U8:
+        """Inverse of ``pack``; ``length`` is the number of codes along the last axis."""
+        ...
+
+    def matmul(self, a: F32, b: F32) -> F32:
+        """The exact sum of products rounded once to float32: a [..., T, K] @ b [..., K, O]."""
+        ...
