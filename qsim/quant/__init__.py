@@ -1,0 +1,61 @@
+"""Stateful quantizers: owners, state, snapshots, recipes with memory, four operations. Knows no schedule."""
+
+from qsim.quant.identity import ANY, OpId, Site, StateKey, TensorRole
+from qsim.quant.operations import (
+    begin_logical_quantization,
+    commit_quant_observation,
+    decode_for_consumer,
+    observe_for_future_state,
+    quantize_with_snapshot,
+)
+from qsim.quant.recipes import (
+    RECIPES,
+    AmaxChoice,
+    CenterAxis,
+    CentredDelayedScaling,
+    CurrentScaling,
+    DelayedScaling,
+    NonFiniteRule,
+    ObserveMode,
+    Recipe,
+    Timing,
+    ZeroRule,
+    descale_of,
+    make_recipe,
+    merge_observations,
+    scale_from_amax,
+)
+from qsim.quant.state import Layout, QuantizedTensor, QuantObservation, QuantSnapshot, QuantState
+
+__all__ = [
+    "ANY",
+    "RECIPES",
+    "AmaxChoice",
+    "CenterAxis",
+    "CentredDelayedScaling",
+    "CurrentScaling",
+    "DelayedScaling",
+    "Layout",
+    "NonFiniteRule",
+    "ObserveMode",
+    "OpId",
+    "QuantObservation",
+    "QuantSnapshot",
+    "QuantState",
+    "QuantizedTensor",
+    "Recipe",
+    "Site",
+    "StateKey",
+    "TensorRole",
+    "Timing",
+    "ZeroRule",
+    "begin_logical_quantization",
+    "commit_quant_observation",
+    "decode_for_consumer",
+    "descale_of",
+    "make_recipe",
+    "merge_observations",
+    "observe_for_future_state",
+    "quantize_with_snapshot",
+    "scale_from_amax",
+]

@@ -1,0 +1,304 @@
+"""Recipes with memory: how a scale and a centre follow from what was observed. Knows no schedule, no owner map.
+
+Every rule is branch-free over replicas: masks choose, so the bits of one replica never depend on another.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+
+from qsim.arrays import F32, FLT_MAX, I64, Bool, frozen, per_lead
+from qsim.codec.means import mean_of, merge_sums
+from qsim.errors import StudyError, UsageError
+from qsim.formats import FloatFormat
+from qsim.quant.identity import OpId, StateKey, TensorRole
+from qsim.quant.state import QuantObservation, QuantState, frozen_arrays
+
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+class Timing(Enum):
+    """Which tensor a scale is derived from."""
+
+    CURRENT = "the tensor in hand"
+    DELAYED = "tensors of earlier commits"
+
+
+class AmaxChoice(Enum):
+    """Which entry of the window speaks."""
+
+    MAX = "max"
+    MOST_RECENT = "most_recent"
+
+
+class ZeroRule(Enum):
+    """What a commit does with an amax of 0. While the window speaks for 0, the scale is kept in either case."""
+
+    SKIP = "the window does not move"  # TE's fused kernel
+    ROLL = "a 0 enters the window"  # TE's unfused path
+
+
+class NonFiniteRule(Enum):
+    """What a commit does when NaN or Inf was observed."""
+
+    LATCH = "Inf or NaN enters the window; the scale is kept while it is there"  # TE
+    SKIP = "the commit changes nothing"
+    FINITE = "the largest finite magnitude counts"
+
+
+class CenterAxis(Enum):
+    """What one centre value serves."""
+
+    TENSOR = "tensor"
+    CHANNEL = "channel"
+
+
+class ObserveMode(Enum):
+    """Whose residual the amax of a centred observation is of."""
+
+    IN_FORCE = "the centre in force: one pass; may under-cover by |c_next - c|"
+    NEXT = "the tensor's own mean, the next centre: two passes"
+
+
+def scale_from_amax(amax: F32, *, otherwise: F32, fmt: FloatFormat, margin: int) -> F32:
+    """RN(fmt.max * 2^-margin / amax), at most FLT_MAX; ``otherwise`` where amax is 0, Inf or NaN.
+
+    float32 [lead]. Source: Transformer Engine's delayed-scaling update.
+    """
+    numerator = np.float32(math.ldexp(fmt.max, -margin))
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
+        scale = np.minimum(numerator / amax, FLT_MAX)
+        usable = (amax > 0) & np.isfinite(amax)
+    return np.where(usable, scale, otherwise).astype(np.float32)
+
+
+def descale_of(scale: F32) -> F32:
+    """RN(1 / scale): the one place where a descale is computed."""
+    return np.asarray(np.float32(1) / scale, np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe(ABC):
+    """How scale and centre follow from observations.
+
+    fmt: format of the codes; grad_fmt: of GRAD_OUTPUT tensors (None: the same). margin: bits of headroom.
+    window: commits that a max looks back on, the newest included.
+    """
+
+    name: ClassVar[str]
+    timing: ClassVar[Timing]
+
+    fmt: FloatFormat
+    grad_fmt: FloatFormat | None = None
+    window: int = 1
+    margin: int = 0
+    choice: AmaxChoice = AmaxChoice.MAX
+    zero_rule: ZeroRule = ZeroRule.SKIP
+    nonfinite_rule: NonFiniteRule = NonFiniteRule.LATCH
+    initial_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise UsageError(f"window {self.window} is too short; an amax history needs at least 1 entry")
+        if not _TINY <= self.initial_scale <= float(FLT_MAX):
+            raise UsageError(f"initial_scale {self.initial_scale} is not a positive normal float32 number")
+        for fmt in (self.fmt, self.grad_fmt or self.fmt):
+            if not math.log2(_TINY) <= math.log2(fmt.max) - self.margin < 128:
+                raise UsageError(
+                    f"margin {self.margin} takes {fmt.name} max * 2^-margin out of float32; use a smaller one"
+                )
+
+    @property
+    def centred(self) -> bool:
+        """True where a centre is subtracted before encode."""
+        return False
+
+    @property
+    def observes_own_mean(self) -> bool:
+        """True where an observation's amax is about the tensor's own mean instead of the centre in force."""
+        return False
+
+    def fmt_of(self, op: OpId) -> FloatFormat:
+        """The format that ``op`` is encoded in."""
+        if op.role_id == TensorRole.GRAD_OUTPUT and self.grad_fmt is not None:
+            return self.grad_fmt
+        return self.fmt
+
+    def initial(self, owner: StateKey, lead: tuple[int, ...] = (), rest_ndim: int = 2) -> QuantState:
+        """The state of an owner that has seen nothing: initial scale, empty window, epoch 0.
+
+        lead: shape of the replica axes; rest_ndim: number of the tensor's other axes (a centre has as many).
+        """
+        scale = np.full(lead, self.initial_scale, np.float32)
+        return QuantState(
+            owner=owner,
+            epoch=0,
+            scale=frozen(scale),
+            descale=frozen(descale_of(scale)),
+            center=None,
+            amax_history=frozen(np.zeros((*lead, self.window), np.float32)),
+            last_commit=None,
+        )
+
+    def mean_axes(self, ndim: int, lead: int) -> tuple[int, ...] | None:
+        """The axes that a centre is the mean over; None without a centre."""
+        return None
+
+    def begin(self, live: QuantState, observation: QuantObservation | None) -> QuantState:
+        """The state that an operation encodes with: the live one, or one made from the tensor in hand."""
+        return live
+
+    @abstractmethod
+    def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
+        """The next state: window rolled, scale and descale renewed, epoch + 1. Guards nothing."""
+
+    def _roll(self, live: QuantState, observation: QuantObservation) -> tuple[QuantState, Bool]:
+        """The next state without its centre, and the replicas [lead] in which the commit counted."""
+        bad = (observation.nan_count > 0) | (observation.inf_count > 0)
+        entry = observation.amax
+        if self.nonfinite_rule is NonFiniteRule.LATCH:
+            poison = np.where(observation.nan_count > 0, np.float32(np.nan), np.float32(np.inf))
+            entry = np.where(bad, poison, entry).astype(np.float32)
+        refused = bad & (self.nonfinite_rule is NonFiniteRule.SKIP)
+        still = refused | ((entry == 0) & (self.zero_rule is ZeroRule.SKIP))
+        rolled = np.concatenate([live.amax_history[..., 1:], entry[..., None]], axis=-1)
+        history = np.where(still[..., None], live.amax_history, rolled)
+        speaks = history.max(axis=-1) if self.choice is AmaxChoice.MAX else history[..., -1]
+        renewed = scale_from_amax(speaks, otherwise=live.scale, fmt=self.fmt_of(observation.op), margin=self.margin)
+        scale = np.where(refused, live.scale, renewed)
+        nxt = replace(
+            live,
+            epoch=live.epoch + 1,
+            scale=frozen(scale),
+            descale=frozen(descale_of(scale)),
+            amax_history=frozen(history),
+            last_commit=observation.op,
+        )
+        counts = ~bad if self.nonfinite_rule is not NonFiniteRule.FINITE else np.ones_like(bad)
+        return nxt, counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedScaling(Recipe):
+    """Scale from the amax window of earlier commits. Source: Transformer Engine's DelayedScaling."""
+
+    name: ClassVar[str] = "delayed"
+    timing: ClassVar[Timing] = Timing.DELAYED
+
+    def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
+        """Roll the window, take its max (or newest entry), renew scale and descale."""
+        return self._roll(live, observation)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentScaling(Recipe):
+    """Scale from the tensor in hand; 1 where its amax is 0, Inf or NaN. A commit only keeps the record."""
+
+    name: ClassVar[str] = "current"
+    timing: ClassVar[Timing] = Timing.CURRENT
+
+    def begin(self, live: QuantState, observation: QuantObservation | None) -> QuantState:
+        """The live state with scale and descale of the observation."""
+        assert observation is not None, "the operation checks that current scaling has its observation"
+        scale, descale = self._scales(observation)
+        return replace(live, scale=scale, descale=descale)
+
+    def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
+        """Roll the window; scale and descale are those of the observation."""
+        scale, descale = self._scales(observation)
+        return replace(self._roll(live, observation)[0], scale=scale, descale=descale)
+
+    def _scales(self, observation: QuantObservation) -> tuple[F32, F32]:
+        bad = (observation.nan_count > 0) | (observation.inf_count > 0)
+        amax = np.where(bad, np.float32(np.nan), observation.amax).astype(np.float32)
+        scale = scale_from_amax(amax, otherwise=np.ones_like(amax), fmt=self.fmt_of(observation.op), margin=self.margin)
+        return frozen(scale), frozen(descale_of(scale))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CentredDelayedScaling(Recipe):
+    """Delayed scaling of the residual x - c, where c is the mean of the last committed observation.
+
+    Scale and centre are one version: they commit together under one epoch. Before the first commit c is +0.
+    A tensor with NaN or Inf leaves the centre as it is (unless the non-finite rule is FINITE), and so does a
+    channel without a finite element.
+    """
+
+    name: ClassVar[str] = "centred"
+    timing: ClassVar[Timing] = Timing.DELAYED
+
+    axis: CenterAxis = CenterAxis.TENSOR
+    observe: ObserveMode = ObserveMode.IN_FORCE
+
+    @property
+    def centred(self) -> bool:
+        """True: a centre is subtracted before encode and added after decode."""
+        return True
+
+    @property
+    def observes_own_mean(self) -> bool:
+        """True in mode NEXT."""
+        return self.observe is ObserveMode.NEXT
+
+    def initial(self, owner: StateKey, lead: tuple[int, ...] = (), rest_ndim: int = 2) -> QuantState:
+        """Initial scale, empty window, centre +0."""
+        plain = Recipe.initial(self, owner, lead, rest_ndim)
+        return replace(plain, center=frozen(np.zeros((*lead, *(1,) * rest_ndim), np.float32)))
+
+    def mean_axes(self, ndim: int, lead: int) -> tuple[int, ...]:
+        """All axes of a tensor, or all but the last (one centre per channel)."""
+        return tuple(range(lead, ndim if self.axis is CenterAxis.TENSOR else ndim - 1))
+
+    def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
+        """Roll the window of residual amaxes; the centre becomes the observed mean."""
+        assert observation.mean is not None, "a centred recipe observes a mean"
+        assert live.center is not None, "a centred state has a centre"
+        rolled, counts = self._roll(live, observation)
+        mean = mean_of(observation.mean)
+        moves = per_lead(counts, mean) & (observation.mean.count > 0)
+        return replace(rolled, center=frozen(np.where(moves, mean, live.center).astype(np.float32)))
+
+
+def merge_observations(observations: Sequence[QuantObservation]) -> QuantObservation:
+    """One observation of several (microbatches, workers, ranks): amax by max, means by their sums and counts.
+
+    The order does not matter. ``op`` is the latest op. Raises UsageError for an empty sequence.
+    """
+    if not observations:
+        raise UsageError("no observation to merge; a commit needs at least one")
+    if len(observations) == 1:
+        return observations[0]
+    sums = [o.mean for o in observations if o.mean is not None]
+    return QuantObservation(
+        op=max(o.op for o in observations),
+        amax=frozen(np.asarray(np.maximum.reduce([o.amax for o in observations]))),
+        mean=frozen_arrays(merge_sums(sums)) if sums else None,
+        count=_total([o.count for o in observations]),
+        nan_count=_total([o.nan_count for o in observations]),
+        inf_count=_total([o.inf_count for o in observations]),
+    )
+
+
+def _total(counts: Sequence[I64]) -> I64:
+    return frozen(np.asarray(np.add.reduce(counts), np.int64))
+
+
+_BY_NAME: dict[str, Callable[..., Recipe]] = {
+    cls.name: cls for cls in (DelayedScaling, CentredDelayedScaling, CurrentScaling)
+}
+RECIPES: Mapping[str, Callable[..., Recipe]] = MappingProxyType(_BY_NAME)
+
+
+def make_recipe(name: str, *, fmt: FloatFormat, window: int = 1, **options: object) -> Recipe:
+    """A recipe by its registry name; StudyError for an unknown one."""
+    if name not in RECIPES:
+        raise StudyError(f'recipe "{name}" is unknown; known: {", ".join(RECIPES)}')
+    return RECIPES[name](fmt=fmt, window=window, **options)
