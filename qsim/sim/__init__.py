@@ -1,0 +1,44 @@
+"""Replays of stateful quantizers: events, schedules, presets, defects, invariants, step. Knows no bit."""
+
+from qsim.sim.case import Case, Context
+from qsim.sim.data import Env
+from qsim.sim.defects import CONTRASTS, DEFECTS, FIXES, Defect, Fix, get_defect
+from qsim.sim.invariants import RULES, Violation, broken, check
+from qsim.sim.presets import PRESETS, Cadence, Preset, Reads
+from qsim.sim.schedule import Body, Linear, Order, ScheduleSpec, Scores, build_case
+from qsim.sim.scopes import SCOPES, Scope
+from qsim.sim.step import Trace, World, records_of, replay, run, step
+
+__all__ = [
+    "CONTRASTS",
+    "DEFECTS",
+    "FIXES",
+    "PRESETS",
+    "RULES",
+    "SCOPES",
+    "Body",
+    "Cadence",
+    "Case",
+    "Context",
+    "Defect",
+    "Env",
+    "Fix",
+    "Linear",
+    "Order",
+    "Preset",
+    "Reads",
+    "ScheduleSpec",
+    "Scope",
+    "Scores",
+    "Trace",
+    "Violation",
+    "World",
+    "broken",
+    "build_case",
+    "check",
+    "get_defect",
+    "records_of",
+    "replay",
+    "run",
+    "step",
+]

@@ -1,0 +1,29 @@
+"""A case is data: a schedule, a recipe, a policy, a context. Holds them; runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qsim.formats import CastPolicy
+from qsim.quant import Recipe
+from qsim.sim.events import Schedule
+from qsim.sim.presets import Cadence
+from qsim.sim.scopes import Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What was declared, and what a trace is held against: who owns a state, and the unit of a commit."""
+
+    scope: Scope
+    unit: Cadence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One thing to run. A defect is a pure function from Case to Case."""
+
+    schedule: Schedule
+    recipe: Recipe
+    policy: CastPolicy
+    context: Context

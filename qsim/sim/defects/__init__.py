@@ -1,0 +1,49 @@
+"""The catalogue of defects and fixes. Each defect is one rewrite; ``step`` knows none of them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from qsim.errors import StudyError
+from qsim.sim.defects.concurrency import CONCURRENT_DOUBLE_COMMIT, LOST_UPDATE
+from qsim.sim.defects.fixes import FIXES
+from qsim.sim.defects.model import Defect, Fix
+from qsim.sim.defects.scope import SHARED_SCOPE, SNAPSHOT_ON_SHARED_SCOPE
+from qsim.sim.defects.timing import (
+    CONSUME_AFTER_ADVANCE,
+    CONSUME_AND_RECOMPUTE_ADVANCE,
+    RECOMPUTE_ADVANCES,
+    STALE_CENTER,
+    STALE_SCALE,
+)
+
+DEFECTS: Mapping[str, Defect] = MappingProxyType(
+    {
+        defect.id: defect
+        for defect in (
+            CONSUME_AFTER_ADVANCE,
+            RECOMPUTE_ADVANCES,
+            CONSUME_AND_RECOMPUTE_ADVANCE,
+            SHARED_SCOPE,
+            SNAPSHOT_ON_SHARED_SCOPE,
+            STALE_CENTER,
+            CONCURRENT_DOUBLE_COMMIT,
+            LOST_UPDATE,
+        )
+    }
+)
+"""The catalogue, by id."""
+
+CONTRASTS: Mapping[str, Defect] = MappingProxyType({STALE_SCALE.id: STALE_SCALE})
+"""Rewrites that are no defect of the catalogue but put a figure beside one."""
+
+
+def get_defect(name: str) -> Defect:
+    """A defect or contrast by id ("D01") or name ("consume_after_advance"); StudyError for an unknown one."""
+    known = {**DEFECTS, **CONTRASTS}
+    for defect in known.values():
+        if name in (defect.id, defect.name):
+            return defect
+    raise StudyError(f'defect "{name}" is unknown; known: {", ".join(known)}; see "qsim defects"')
+
+
+__all__ = ["CONTRASTS", "DEFECTS", "FIXES", "Defect", "Fix", "get_defect"]

@@ -1,0 +1,166 @@
+"""Repairs, right and wrong, as rewrites of whatever case they are given. A fix knows no defect by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from qsim.quant import OpId
+from qsim.sim.case import Case
+from qsim.sim.defects.model import Fix, rewritten
+from qsim.sim.defects.scope import one_snapshot
+from qsim.sim.events import (
+    Begin,
+    Commit,
+    Consume,
+    Event,
+    Fetch,
+    Observe,
+    Operand,
+    Phase,
+    Quantize,
+    Slot,
+    Store,
+)
+from qsim.sim.invariants import unit_of
+from qsim.sim.schedule import slot
+from qsim.sim.scopes import LAYER_WORKER
+
+
+def _store_bases(case: Case) -> set[Slot]:
+    return {e.base for e in case.schedule if isinstance(e, Store)}
+
+
+def descale_in_the_data(case: Case) -> Case:
+    """Every consumer decodes with the metadata that its codes were made with; live reads go."""
+    bases, made_with = _store_bases(case), dict[Slot, Slot]()
+
+    def paired(o: Operand) -> Operand:
+        if o.descale is None:
+            return o
+        by = made_with[o.codes]
+        return o._replace(descale=by, version=by, center=None if o.center is None else by)
+
+    schedule: list[Event] = []
+    for event in case.schedule:
+        if isinstance(event, Fetch) and event.into not in bases:
+            continue
+        if isinstance(event, Quantize):
+            made_with[event.out] = event.by
+        elif isinstance(event, Consume):
+            left, right = event.operands
+            event = event._replace(operands=(paired(left), paired(right)))
+        schedule.append(event)
+    return rewritten(case, schedule)
+
+
+def keyed_snapshot(case: Case) -> Case:
+    """Forward snapshots each op under its own key; recompute reads that key and begins, observes, commits nothing."""
+    schedule: list[Event] = []
+    for event in case.schedule:
+        match event:
+            case Begin(phase=Phase.RECOMPUTE) | Observe(phase=Phase.RECOMPUTE) | Commit(phase=Phase.RECOMPUTE):
+                continue
+            case Begin(op=op):
+                schedule.append(event._replace(into=slot("snap", op)))
+            case Quantize(op=op) | Observe(op=op) if event.by is not None:
+                schedule.append(event._replace(by=slot("snap", op)))
+            case _:
+                schedule.append(event)
+    return descale_in_the_data(rewritten(case, schedule))
+
+
+def per_owner_state(case: Case) -> Case:
+    """Every owner that was declared gets a state of its own, and a snapshot slot of its own."""
+    writers: dict[Slot, set[OpId]] = {}
+    for event in case.schedule:
+        if isinstance(event, Begin):
+            writers.setdefault(event.into, set()).add(event.op._replace(logical_step=0))
+    shared = {name for name, ops in writers.items() if len(ops) > 1}
+
+    def own(name: Slot, op: OpId) -> Slot:
+        return slot("snap", op) if name in shared else name
+
+    def operand(o: Operand) -> Operand:
+        return o.renamed(lambda name: own(name, o.of))
+
+    schedule: list[Event] = []
+    for event in case.schedule:
+        if isinstance(event, (Begin, Commit, Fetch, Store)):
+            event = event._replace(cell=case.context.scope(event.op))
+        if isinstance(event, Begin) and event.into in shared:
+            event = event._replace(into=slot("snap", event.op))
+        elif isinstance(event, (Quantize, Observe)) and event.by is not None:
+            event = event._replace(by=own(event.by, event.op))
+        elif isinstance(event, Consume):
+            left, right = event.operands
+            event = event._replace(operands=(operand(left), operand(right)))
+        schedule.append(event)
+    return rewritten(case, schedule)
+
+
+def merged_commit(case: Case) -> Case:
+    """All commits of one owner and unit become one, at the place of the last."""
+    unit, last, merged = case.context.unit, dict[object, int](), dict[object, tuple[Slot, ...]]()
+    keys: dict[int, object] = {}
+    for i, event in enumerate(case.schedule):
+        if isinstance(event, Commit):
+            keys[i] = event.cell, event.op[2:5], unit_of(event.op, unit)
+            last[keys[i]] = i
+            merged[keys[i]] = merged.get(keys[i], ()) + event.obs
+    schedule: list[Event] = []
+    for i, event in enumerate(case.schedule):
+        if isinstance(event, Commit):
+            if last[keys[i]] != i:
+                continue
+            event = event._replace(obs=tuple(dict.fromkeys(merged[keys[i]])))
+        schedule.append(event)
+    return rewritten(case, schedule)
+
+
+def compare_and_set(case: Case) -> Case:
+    """A write whose base is no longer the live epoch is refused and done again: each store is an atomic commit."""
+    bases = _store_bases(case)
+    schedule: list[Event] = []
+    for event in case.schedule:
+        if isinstance(event, Fetch) and event.into in bases:
+            continue
+        if isinstance(event, Store):
+            event = Commit(event.phase, event.op, event.cell, event.obs)
+        schedule.append(event)
+    return rewritten(case, schedule)
+
+
+def per_worker_state(case: Case) -> Case:
+    """Each worker has its own copy of every state, and that is what is declared."""
+    schedule: list[Event] = [
+        e._replace(cell=e.cell._replace(worker_id=e.op.worker_id))
+        if isinstance(e, (Begin, Commit, Fetch, Store))
+        else e
+        for e in case.schedule
+    ]
+    return replace(rewritten(case, schedule), context=replace(case.context, scope=LAYER_WORKER))
+
+
+FIXES: Mapping[str, Fix] = MappingProxyType(
+    {
+        fix.name: fix
+        for fix in (
+            Fix(name="descale_in_the_data", rewrite=descale_in_the_data,
+                story="Carry scale, centre and epoch beside the codes; consumers read nothing else."),
+            Fix(name="keyed_snapshot", rewrite=keyed_snapshot,
+                story="Snapshot before any mutation, keyed by the operation; recompute reads it and is read-only."),
+            Fix(name="per_owner_state", rewrite=per_owner_state,
+                story="Independent state for every layer, site and role; then snapshots can be right."),
+            Fix(name="merged_commit", rewrite=merged_commit,
+                story="Merge the observations of a unit, commit once."),
+            Fix(name="compare_and_set", rewrite=compare_and_set,
+                story="Commit only on the epoch that was read, else read again."),
+            Fix(name="per_worker_state", rewrite=per_worker_state,
+                story="One scope deeper: a state for every layer and worker."),
+            Fix(name="single_snapshot", rewrite=one_snapshot,
+                story="Wrong: one snapshot for the whole model keeps the wrong owner's value more reliably."),
+        )
+    }
+)  # fmt: skip

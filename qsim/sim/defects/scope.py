@@ -1,0 +1,93 @@
+"""Scope defects: the state has the wrong owner. Rewrites only."""
+
+from __future__ import annotations
+
+from qsim.quant import ANY, OpId
+from qsim.sim.case import Case
+from qsim.sim.defects.model import Defect, rewritten
+from qsim.sim.events import (
+    Begin,
+    Commit,
+    Consume,
+    Drop,
+    Event,
+    Fetch,
+    Observe,
+    Operand,
+    Quantize,
+    Slot,
+    Store,
+)
+from qsim.sim.presets import Cadence
+from qsim.sim.schedule import ScheduleSpec
+
+
+def share_over_layers(case: Case) -> Case:
+    """One state serves all layers: every cell forgets its layer."""
+    schedule: list[Event] = [
+        e._replace(cell=e.cell._replace(layer_id=ANY)) if isinstance(e, (Begin, Commit, Fetch, Store)) else e
+        for e in case.schedule
+    ]
+    return rewritten(case, schedule)
+
+
+def _shared_slot(op: OpId) -> Slot:
+    return f"snap/shared/s{op.site}/r{op.role_id}"
+
+
+def one_snapshot(case: Case) -> Case:
+    """One snapshot slot a site and role, for the whole model: what forward's last layer left is what stays."""
+    keyed = {e.into for e in case.schedule if isinstance(e, Begin)}
+
+    def operand(o: Operand) -> Operand:
+        return o.renamed(lambda name: _shared_slot(o.of) if name in keyed else name)
+
+    schedule: list[Event] = []
+    for event in case.schedule:
+        match event:
+            case Begin(op=op):
+                schedule.append(event._replace(into=_shared_slot(op)))
+            case Quantize(op=op, by=by) | Observe(op=op, by=by) if by in keyed:
+                schedule.append(event._replace(by=_shared_slot(op)))
+            case Consume(operands=(left, right)):
+                schedule.append(event._replace(operands=(operand(left), operand(right))))
+            case Drop(slots=slots):
+                schedule.append(event._replace(slots=tuple(s for s in slots if s not in keyed)))
+            case _:
+                schedule.append(event)
+    return rewritten(case, schedule)
+
+
+def _shared_with_one_snapshot(case: Case) -> Case:
+    return one_snapshot(share_over_layers(case))
+
+
+SHARED_SCOPE = Defect(
+    id="D04",
+    name="shared_scope",
+    kind="scope",
+    tier="S3",
+    rewrite=share_over_layers,
+    breaks=frozenset({"I4"}),
+    fixes=("per_owner_state",),
+    wrong_fixes=("single_snapshot", "keyed_snapshot"),
+    minimal=ScheduleSpec(steps=1, layers=2),
+    story="One scale serves every layer: each encodes with what another layer left behind. "
+    "Forward goes up through the layers and recompute comes down, so the neighbours differ.",
+    anchors=("the article, bug class two",),
+)
+SNAPSHOT_ON_SHARED_SCOPE = Defect(
+    id="D05",
+    name="snapshot_on_shared_scope",
+    kind="scope",
+    tier="S3-S4",
+    rewrite=_shared_with_one_snapshot,
+    breaks=frozenset({"I2", "I4"}),
+    cadence=Cadence.MICROBATCH,  # with one commit a step the shared epoch stands still and replays agree
+    fixes=("per_owner_state",),
+    wrong_fixes=("keyed_snapshot",),
+    minimal=ScheduleSpec(steps=1, layers=2),
+    story="The first attempted repair of D04: a snapshot, but one for all layers. "
+    "It preserves the wrong owner's value faithfully: recompute of every layer uses the last layer's scale.",
+    anchors=("the article, the first fix",),
+)

@@ -1,0 +1,130 @@
+"""One event, the whole world: ``step`` is control, then data. It contains no defect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from qsim.arrays import F32
+from qsim.quant import QuantizedTensor
+from qsim.record import Record
+from qsim.sim.case import Case
+from qsim.sim.control import Control, Index, control_step, index_of, witness
+from qsim.sim.data import Data, Env, Metadata, data_step, metadata, take
+from qsim.sim.events import Consume, Event, Operand, Quantize, Slot
+
+
+class World(NamedTuple):
+    """Control says which version lies where, data holds the values."""
+
+    control: Control
+    data: Data
+
+
+def step(world: World, event: Event, env: Env, index: Index) -> World:
+    """The world after ``event``; the old one stays as it was."""
+    return World(control_step(world.control, event, index), data_step(world.data, event, env))
+
+
+class Used(NamedTuple):
+    """One operand of a consumer: the ``seq`` of the quantize that made its codes, and what it was decoded with."""
+
+    cast: int
+    descale: Metadata
+    center: Metadata | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What happened: one record an event, and the values that severity measures, by ``seq``.
+
+    inputs and casts: of each quantize. outputs and used: of each consume; used has one entry for each operand
+    that was cast. ``records`` alone is what the invariants read.
+    """
+
+    records: tuple[Record, ...]
+    inputs: Mapping[int, F32]
+    casts: Mapping[int, QuantizedTensor]
+    outputs: Mapping[int, F32]
+    used: Mapping[int, tuple[Used, ...]]
+
+
+def records_of(case: Case) -> tuple[Record, ...]:
+    """The records of a case without touching a tensor: control alone decides every version."""
+    index = index_of(case.schedule)
+    control, records = index.start(), []
+    for event in case.schedule:
+        after = control_step(control, event, index)
+        records.append(witness(control, event, after, index))
+        control = after
+    return tuple(records)
+
+
+def run(case: Case, env: Env) -> Trace:
+    """Replay a case from its initial state. Pure: the same case and env give the same bits.
+
+    Raises CaseError where the schedule reads what was never written.
+    """
+    index = index_of(case.schedule)
+    world, keeper = World(index.start(), Data({}, {})), _Keeper()
+    records: list[Record] = []
+    for event in case.schedule:
+        after = step(world, event, env, index)
+        records.append(witness(world.control, event, after.control, index))
+        keeper.keep(len(records) - 1, event, after.data)
+        world = after
+    return keeper.trace(tuple(records))
+
+
+def replay(case: Case, env: Env, records: tuple[Record, ...]) -> Trace:
+    """The trace of ``run``, given the case's records: the data half alone.
+
+    Control depends on no number, so a study computes ``records_of`` once for all formats, windows and seeds of
+    one schedule. Equal to ``run`` in every record and bit.
+    """
+    data, keeper = Data({}, {}), _Keeper()
+    for seq, event in enumerate(case.schedule):
+        data = data_step(data, event, env)
+        keeper.keep(seq, event, data)
+    return keeper.trace(records)
+
+
+class _Keeper:
+    """Collects what a trace holds on to while a run goes by."""
+
+    def __init__(self) -> None:
+        self._inputs: dict[int, F32] = {}
+        self._casts: dict[int, QuantizedTensor] = {}
+        self._outputs: dict[int, F32] = {}
+        self._used: dict[int, tuple[Used, ...]] = {}
+        self._made: dict[Slot, int] = {}
+
+    def keep(self, seq: int, event: Event, data: Data) -> None:
+        """Keep what ``event`` made."""
+        if isinstance(event, Quantize):
+            self._inputs[seq] = take(data, event.src, np.ndarray)
+            self._casts[seq] = take(data, event.out, QuantizedTensor)
+            self._made[event.out] = seq
+        elif isinstance(event, Consume):
+            self._outputs[seq] = take(data, event.out, np.ndarray)
+            self._used[seq] = tuple(_used(data, o, self._made) for o in event.operands if o.descale is not None)
+
+    def trace(self, records: tuple[Record, ...]) -> Trace:
+        """All of it, read-only."""
+        return Trace(
+            records=records,
+            inputs=MappingProxyType(self._inputs),
+            casts=MappingProxyType(self._casts),
+            outputs=MappingProxyType(self._outputs),
+            used=MappingProxyType(self._used),
+        )
+
+
+def _used(data: Data, operand: Operand, made: Mapping[Slot, int]) -> Used:
+    assert operand.descale is not None, "the caller leaves out operands that were never cast"
+    center = None if operand.center is None else metadata(data, operand.center)
+    return Used(made[operand.codes], metadata(data, operand.descale), center)
