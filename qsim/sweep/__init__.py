@@ -1,0 +1,1 @@
+"""Grids of cells: study files, journals, worker processes. Knows no events and no bits."""

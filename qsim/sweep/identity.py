@@ -1,0 +1,139 @@
+"""What makes two cells the same case, and the exact text of cells and records. Knows no files, no processes.
+
+A case is identified by the engine's semantics and its typed parameters, never by where or how it ran: the
+path of the tensors, the host, the number of worker processes and the output folder are not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from qsim.errors import InputError, StudyError
+from qsim.sweep.cell import Cell, CellRecord
+
+ENGINE = 1  # raise it when the same cell would give other numbers: old results then belong to other cases
+CASE_ID_DIGITS = 20
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def case_id(cell: Cell) -> str:
+    """The first 20 hex digits of the sha256 of the cell's identity."""
+    return hashlib.sha256(identity_text(cell).encode()).hexdigest()[:CASE_ID_DIGITS]
+
+
+def identity_text(cell: Cell) -> str:
+    """Canonical JSON of engine and parameters; refuses NaN, infinities, -0.0 and undigested tensors."""
+    return canonical_json({"engine": ENGINE, "cell": parameters(cell)})
+
+
+def parameters(cell: Cell) -> dict[str, Any]:
+    """The typed parameters of a cell as plain values, without the path of its tensors."""
+    plain = _plain(cell, Cell, "cell", _parameter_hex)
+    workload = plain["workload"]
+    if not workload["tensors_digest"]:
+        raise StudyError(
+            f"cell.workload.tensors_digest is empty for {workload['tensors']!r}; "
+            "fill in the sha256 of the file, or load the study with load_study, which does"
+        )
+    del workload["tensors"]
+    return typing.cast(dict[str, Any], plain)
+
+
+def spec_hash(case_ids: Sequence[str]) -> str:
+    """One hash for a whole grid: its cases in their order. Comments and the title of a study do not enter."""
+    return hashlib.sha256(canonical_json(list(case_ids)).encode()).hexdigest()
+
+
+def encode_record(record: CellRecord) -> str:
+    """Canonical JSON of a record; floats are hex strings, inf and nan included. NumPy scalars are welcome."""
+    return canonical_json(_plain(record, CellRecord, "record", float.hex))
+
+
+def decode_record(text: str) -> CellRecord:
+    """The inverse of encode_record, exact for every float (a NaN comes back as a NaN). Raises InputError."""
+    return _decoded(text, CellRecord)
+
+
+def record_digest(record: CellRecord) -> str:
+    """sha256 of the record's canonical text."""
+    return text_digest(encode_record(record))
+
+
+def encode_cell(cell: Cell) -> str:
+    """Canonical JSON of a cell with the path of its tensors: for the journal, not for its identity."""
+    return canonical_json(_plain(cell, Cell, "cell", _parameter_hex))
+
+
+def decode_cell(text: str) -> Cell:
+    """The inverse of encode_cell. Raises InputError."""
+    return _decoded(text, Cell)
+
+
+def text_digest(text: str) -> str:
+    """sha256 of a text in UTF-8, as hex digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def canonical_json(value: Any) -> str:
+    """The one spelling: sorted keys, no spaces, ASCII. Floats must have become hex strings before."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _parameter_hex(value: float) -> str:
+    if not math.isfinite(value) or (value == 0.0 and math.copysign(1.0, value) < 0.0):
+        raise StudyError(f"the parameter {value!r} names no case; give a finite number, and 0.0 for -0.0")
+    return value.hex()
+
+
+def _plain(value: Any, kind: Any, place: str, hexed: typing.Callable[[float], str]) -> Any:
+    """``value`` as JSON types by its declared type: 1, 1.0 and np.float64(1) as a float are one text."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, kind):
+        return {name: _plain(getattr(value, name), t, f"{place}.{name}", hexed) for name, t in _fields(kind)}
+    if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):
+        (item, _) = typing.get_args(kind)
+        return [_plain(v, item, f"{place}[{i}]", hexed) for i, v in enumerate(value)]
+    if (kind is str and isinstance(value, str)) or (kind is bool and isinstance(value, bool)):
+        return value
+    if kind in (int, float) and not isinstance(value, (bool, str)):
+        try:
+            return operator.index(value) if kind is int else hexed(float(value))
+        except (TypeError, ValueError, OverflowError):
+            pass
+    raise TypeError(f"{place} is {value!r} ({type(value).__name__}), which is no {_name(kind)}")
+
+
+def _decoded(text: str, kind: type[S]) -> S:
+    try:
+        return msgspec.convert(_typed(json.loads(text), kind), kind)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise InputError(f"no {kind.__name__} in {text[:60]!r}: {error}") from error
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """Hex strings back to floats where the declared type says float; msgspec checks everything else."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        known = dict(_fields(kind))
+        if set(value) != set(known):
+            raise ValueError(f"its keys differ in {sorted(set(value) ^ set(known))}: another version wrote it")
+        return {name: _typed(v, known[name]) for name, v in value.items()}
+    if typing.get_origin(kind) is tuple:
+        return [_typed(v, typing.get_args(kind)[0]) for v in value]
+    return float.fromhex(value) if kind is float else value
+
+
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    return [(field.name, field.type) for field in msgspec.structs.fields(kind)]
+
+
+def _name(kind: Any) -> str:
+    return str(kind) if isinstance(kind, types.GenericAlias) else str(getattr(kind, "__name__", kind))

@@ -1,0 +1,28 @@
+"""The names that studies may use, collected from the registries. The one place where they meet."""
+
+from __future__ import annotations
+
+from qsim.backends import BACKENDS
+from qsim.formats import ALIASES, FORMATS
+from qsim.quant import RECIPES
+from qsim.sim import CONTRASTS, DEFECTS, PRESETS, Order
+from qsim.sweep.allowed import Known
+from qsim.sweep.run import CONTROLS
+from qsim.workloads import WORKLOADS
+
+SCALE_ONLY = "float8_e8m0fnu"
+"""A format of scales, not of tensors: it has no sign and no zero."""
+
+
+def registries() -> Known:
+    """Everything that a study can name."""
+    tensors = {name: name for name in FORMATS if name != SCALE_ONLY}
+    return Known(
+        defects=(*CONTROLS, *DEFECTS, *CONTRASTS),
+        formats=tensors | {alias: name for alias, name in ALIASES.items() if name in tensors},
+        recipes=tuple(RECIPES),
+        presets=tuple(PRESETS),
+        backends=(*BACKENDS, "auto"),
+        orders=tuple(order.value for order in Order),
+        workloads=WORKLOADS,
+    )
