@@ -1,0 +1,288 @@
+"""The command line: parses words, calls a door, prints, exits. Imports nothing heavy before a command runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from qsim import __version__
+from qsim.errors import QsimError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from qsim.report.severity_table import Row
+    from qsim.sweep.cell import Cell
+
+app = typer.Typer(
+    name="qsim",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Bit-exact FP8/FP4 codecs, and the lifecycle of stateful quantizers under activation recompute.",
+    epilog="Exit codes: 0 fine, 1 violation or unexpected outcome, 2 usage, 3 unreadable input or output, 130 Ctrl-C.",
+)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+WIDTH = 126
+"""Columns assumed where the output is no terminal."""
+
+
+def main() -> NoReturn:
+    """Run the command line; a user's mistake is one clear message and an exit code, never a traceback."""
+    try:
+        app(standalone_mode=False)
+        code = 0
+    except typer.Exit as stop:
+        code = stop.exit_code
+    except QsimError as error:
+        print(f"qsim: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("qsim: stopped; what was finished is kept, run the same command again to go on", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 0
+    except Exception as error:  # click's usage errors; anything else is a bug and keeps its traceback
+        code = _usage(error)
+    sys.exit(code)
+
+
+def _usage(error: Exception) -> int:
+    from click.exceptions import Abort, ClickException
+
+    if isinstance(error, ClickException):
+        error.show(sys.stderr)
+        return error.exit_code
+    if isinstance(error, Abort):
+        return 130
+    raise error
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def _print_json(data: object) -> None:
+    import json
+
+    print(json.dumps(data, indent=2, allow_nan=False))
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"qsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Bit-exact FP8/FP4 codecs, and the lifecycle of stateful quantizers under activation recompute."""
+
+
+@app.command()
+def demo() -> None:
+    """Tell the article's story in three rows; under ten seconds, writes no file."""
+    from qsim.report.demo import LAYERS, REPLICAS, STEPS, demo_rows, demo_table
+
+    console = _console()
+    rows = demo_rows()
+    console.print(demo_table(rows))
+    console.print(
+        f"\nFP8 E4M3 delayed scaling, window 1, real activations, {STEPS} steps x {LAYERS} layers, {REPLICAS} seeds. "
+        "commits: per owner and step.\ngain: descale used / descale paired (median, farthest from 1). "
+        "error: of GEMM outputs against the correct twin.\n"
+        "Next: python -m qsim defects, python -m qsim sweep"
+    )
+    raise typer.Exit(0 if all(record.as_expected for _, record in rows) else 1)
+
+
+@app.command()
+def formats(json: JsonFlag = False) -> None:
+    """List number formats with their limits, cast policies, recipes and presets."""
+    from qsim.report.registries import formats_data, formats_tables
+
+    if json:
+        _print_json(formats_data())
+        return
+    console = _console()
+    for table in formats_tables():
+        console.print(table, "")
+
+
+@app.command()
+def defects(json: JsonFlag = False) -> None:
+    """List the defects, the invariants that each breaks, and the fixes that silence it."""
+    from qsim.report.registries import defects_data, defects_tables
+
+    if json:
+        _print_json(defects_data())
+        return
+    console = _console()
+    for table in defects_tables():
+        console.print(table, "")
+
+
+@app.command()
+def run(
+    defect: Annotated[str, typer.Argument(help='A defect by id or name (see "defects"), or "correct".')] = "correct",
+    fmt: Annotated[str, typer.Option("--format", help="Number format.")] = "e4m3",
+    recipe: Annotated[str, typer.Option(help="delayed, centred or current.")] = "delayed",
+    window: Annotated[int, typer.Option(min=1, help="Length of the amax history.")] = 1,
+    preset: Annotated[str, typer.Option(help="How the system orders its events.")] = "seed_correct",
+    fix: Annotated[str, typer.Option(help="A fix to put on top of the defect.")] = "",
+    replicas: Annotated[int, typer.Option(min=1, max=4096, help="Number of seeds.")] = 4,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps.")] = 8,
+    microbatches: Annotated[int, typer.Option(min=1, help="Microbatches a step.")] = 1,
+    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 1,
+    backend: Annotated[str, typer.Option(help="numba, oracle or auto.")] = "numba",
+    tensors: Annotated[str, typer.Option(help="A capture file of your own.")] = "builtin",
+) -> None:
+    """Replay one case and show what it breaks and costs, step by step."""
+    from qsim.errors import CaseError
+    from qsim.report.one_case import case_report
+    from qsim.sim import FIXES
+    from qsim.sweep.config import load_study
+    from qsim.sweep.known import registries
+    from qsim.sweep.run import replay_cell
+
+    if fix and fix not in FIXES:
+        raise typer.BadParameter(f'"{fix}" is unknown; known: {", ".join(FIXES)}', param_hint="--fix")
+    study = _one_cell_study(defect, fmt, recipe, window, preset, backend)
+    sizes = {"steps": steps, "microbatches": microbatches, "layers": layers, "workers": workers}
+    sets = [f"schedule.{key}={value}" for key, value in sizes.items()]
+    sets += [f"replicas.count={replicas}", f"workload.tensors={tensors}"]
+    (cell,) = load_study(study, registries(), sets).cells()
+    try:
+        outcome = replay_cell(cell, fix=fix)
+    except CaseError as error:
+        print(f"qsim: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    console = _console()
+    for part in case_report(cell, outcome, fix=fix):
+        console.print(part)
+    raise typer.Exit(0 if outcome.record.as_expected else 1)
+
+
+def _one_cell_study(defect: str, fmt: str, recipe: str, window: int, preset: str, backend: str) -> str:
+    """The words of ``run`` as a study of one cell, so that they are checked in one place."""
+    import json
+
+    from qsim.sim import CONTRASTS, DEFECTS
+
+    by_name = {d.name: d.id for d in (*DEFECTS.values(), *CONTRASTS.values())}
+    text = json.dumps  # a JSON string is a TOML string
+    return (
+        f"schema = 1\n[grid]\ndefects = [{text(by_name.get(defect, defect))}]\nformats = [{text(fmt)}]\n"
+        f"recipes = [{text(recipe)}]\nwindows = [{window}]\n"
+        f"[run]\npreset = {text(preset)}\nbackend = {text(backend)}\n"
+    )
+
+
+@app.command()
+def sweep(
+    study: Annotated[Path | None, typer.Argument(help="A study file (TOML); without one, the default study.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for journal, tables and figure.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one a core.")] = None,
+    backend: Annotated[str, typer.Option(help="Backend of every cell.")] = "",
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="float32 BLAS products; not reproducible to the bit.")] = False,
+    extend: Annotated[bool, typer.Option("--extend", help="Add a changed study's cells to a folder.")] = False,
+) -> None:
+    """Run a study over its grid and print the severity table; resumes by itself after any interruption."""
+    from qsim._paths import studies_dir
+    from qsim.sweep.config import load_study
+    from qsim.sweep.known import registries
+    from qsim.sweep.progress import SweepProgress
+    from qsim.sweep.sweep import run_sweep
+
+    overrides = list(sets or [])
+    overrides += [f"run.backend={backend}"] if backend else []
+    overrides += ["run.reproducible=false"] if fast else []
+    path = study or studies_dir() / "default.toml"
+    config = load_study(path, registries(), overrides)
+    folder = out or _default_out(path, overrides)
+    with SweepProgress() as progress:
+        outcome = run_sweep(config, out=folder, workers=workers, extend=extend, progress=progress)
+    rows = [(f.cell, f.record) for f in outcome.finished]
+    _show_table(rows)
+    _write_products(rows, folder, config.title or path.stem)
+    print(outcome.summary)
+    for bad in (*outcome.failed, *outcome.crashed):
+        print(f"qsim: {_name(bad.cell)}: {bad.error}", file=sys.stderr)
+    odd = [cell for cell, record in rows if not record.as_expected]
+    for cell in odd:
+        print(f"qsim: unexpected outcome: {_name(cell)}", file=sys.stderr)
+    raise typer.Exit(1 if odd or outcome.failed or outcome.crashed else 0)
+
+
+def _default_out(path: Path, overrides: list[str]) -> Path:
+    """qsim-out/STUDY, and a folder of its own for each set of overrides, so that all of them resume."""
+    import hashlib
+
+    mark = hashlib.sha256("\n".join(sorted(overrides)).encode()).hexdigest()[:8]
+    return Path("qsim-out") / (f"{path.stem}-{mark}" if overrides else path.stem)
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.defect} {cell.fmt} {cell.recipe} window {cell.window}"
+
+
+def _show_table(rows: list[Row]) -> None:
+    from qsim.report.severity_table import notes, severity_tables
+
+    console = _console()
+    for table in severity_tables(rows, width=console.width):
+        console.print(table, "")
+    for line in notes(rows):
+        console.print(line)
+
+
+def _write_products(rows: list[Row], folder: Path, title: str) -> None:
+    """severity.csv and heatmap.png beside the journal; a missing plot extra costs the picture, not the sweep."""
+    from qsim.errors import OutputError, UsageError
+    from qsim.report.heatmap import write_heatmap
+    from qsim.report.severity_table import severity_csv
+
+    table, picture = folder / "severity.csv", folder / "heatmap.png"
+    try:
+        table.write_text(severity_csv(rows), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{table} cannot be written: {error.strerror}; the journal beside it is whole") from error
+    try:
+        write_heatmap(rows, picture, title=title)
+        print(f"table: {table}   figure: {picture}")
+    except UsageError as error:
+        print(f"table: {table}   no figure: {error}")
+
+
+@app.command()
+def status(
+    out: Annotated[Path, typer.Argument(help="Output folder of a sweep.")] = Path("qsim-out/default"),
+    table: Annotated[bool, typer.Option("--table", help="Also print the severity table so far.")] = False,
+) -> None:
+    """Say how far a sweep is, also while it runs."""
+    from qsim.sweep.sweep import read_sweep
+
+    view = read_sweep(out)
+    print(
+        f"{out}: {len(view.finished)} of {view.total} cells done, {len(view.pending)} pending, "
+        f"{len(view.failed)} failed, {len(view.crashed)} crashed"
+    )
+    for bad in (*view.failed, *view.crashed):
+        print(f"  {_name(bad.cell)}: {bad.error}")
+    if table:
+        _show_table([(f.cell, f.record) for f in view.finished])

@@ -1,0 +1,108 @@
+"""What there is to choose from, as tables and as JSON: formats, policies, recipes, defects. Reads registries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from qsim.formats import ALIASES, FORMATS, POLICIES
+from qsim.quant import RECIPES
+from qsim.sim import CONTRASTS, DEFECTS, FIXES, PRESETS, RULES, Defect
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def formats_data() -> dict[str, object]:
+    """Formats with their numbers, cast policies and recipes."""
+    aliases: dict[str, list[str]] = {}
+    for alias, name in ALIASES.items():
+        aliases.setdefault(name, []).append(alias)
+    return {
+        "formats": [
+            {
+                "name": fmt.name,
+                "aliases": aliases.get(fmt.name, []),
+                "exponent_bits": fmt.exponent_bits,
+                "mantissa_bits": fmt.mantissa_bits,
+                "bias": fmt.bias,
+                "max": fmt.max,
+                "smallest_subnormal": fmt.smallest_subnormal,
+                "has_inf": fmt.has_inf,
+                "nan": fmt.nan.name,
+                "codes_per_byte": fmt.codes_per_byte,
+            }
+            for fmt in FORMATS.values()
+        ],
+        "policies": list(POLICIES),
+        "recipes": list(RECIPES),
+        "presets": [{"name": p.name, "story": p.story} for p in PRESETS.values()],
+    }
+
+
+def defects_data() -> list[dict[str, object]]:
+    """The catalogue and its contrasts."""
+    return [_defect_data(defect) for defect in (*DEFECTS.values(), *CONTRASTS.values())]
+
+
+def _defect_data(defect: Defect) -> dict[str, object]:
+    return {
+        "id": defect.id,
+        "name": defect.name,
+        "kind": defect.kind,
+        "tier": defect.tier,
+        "breaks": sorted(defect.breaks),
+        "fixes": list(defect.fixes),
+        "wrong_fixes": list(defect.wrong_fixes),
+        "needs": {
+            "layers": defect.minimal.layers,
+            "microbatches": defect.minimal.microbatches,
+            "workers": defect.minimal.workers,
+            "cadence": None if defect.cadence is None else defect.cadence.value,
+            "centred_recipe": defect.centred,
+        },
+        "story": defect.story,
+        "anchors": list(defect.anchors),
+    }
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False, box=None, padding=(0, 1))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(value) for value in row))
+    return table
+
+
+def formats_tables() -> list[Table]:
+    """formats_data for a reader."""
+    data = formats_data()
+    listed: Sequence[Mapping[str, object]] = data["formats"]  # type: ignore[assignment]
+    columns = ("name", "aliases", "E", "M", "bias", "max", "min subnormal", "inf", "nan", "codes/byte")
+    rows = [
+        [", ".join(v) if isinstance(v, list) else f"{v:.6g}" if isinstance(v, float) else v for v in f.values()]
+        for f in listed
+    ]
+    names = [
+        ["recipes", ", ".join(RECIPES)],
+        ["cast policies", ", ".join(POLICIES)],
+        ["presets", ", ".join(PRESETS)],
+    ]
+    return [_table("Formats", columns, rows), _table("Other names", ("kind", "names"), names)]
+
+
+def defects_tables() -> list[Table]:
+    """defects_data for a reader, with the invariants and the fixes."""
+    rows = [
+        [d.id, d.name, d.kind, d.tier, " ".join(sorted(d.breaks)), ", ".join(d.fixes), ", ".join(d.wrong_fixes)]
+        for d in (*DEFECTS.values(), *CONTRASTS.values())
+    ]
+    columns = ("id", "name", "kind", "tier", "breaks", "fixed by", "not fixed by")
+    return [
+        _table("Defects", columns, rows),
+        _table("Invariants", ("id", "name", "meaning"), [[r.id, r.name, r.meaning] for r in RULES.values()]),
+        _table("Fixes", ("name", "story"), [[f.name, f.story] for f in FIXES.values()]),
+    ]
