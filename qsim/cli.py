@@ -35,33 +35,13 @@ WIDTH = 126
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one clear message and an exit code, never a traceback."""
     try:
-        app(standalone_mode=False)
-        code = 0
-    except typer.Exit as stop:
-        code = stop.exit_code
+        app()  # ends in SystemExit; usage errors are typer's own, with exit code 2
     except QsimError as error:
         print(f"qsim: {error}", file=sys.stderr)
-        code = error.exit_code
-    except KeyboardInterrupt:
-        print("qsim: stopped; what was finished is kept, run the same command again to go on", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of a pipe has had enough
         sys.stderr.close()
-        code = 0
-    except Exception as error:  # click's usage errors; anything else is a bug and keeps its traceback
-        code = _usage(error)
-    sys.exit(code)
-
-
-def _usage(error: Exception) -> int:
-    from click.exceptions import Abort, ClickException
-
-    if isinstance(error, ClickException):
-        error.show(sys.stderr)
-        return error.exit_code
-    if isinstance(error, Abort):
-        return 130
-    raise error
+    sys.exit(0)
 
 
 def _console() -> Console:
@@ -181,6 +161,7 @@ def _one_cell_study(defect: str, fmt: str, recipe: str, window: int, preset: str
     """The words of ``run`` as a study of one cell, so that they are checked in one place."""
     import json
 
+    from qsim.backends import resolve_backend
     from qsim.sim import CONTRASTS, DEFECTS
 
     by_name = {d.name: d.id for d in (*DEFECTS.values(), *CONTRASTS.values())}
@@ -188,7 +169,7 @@ def _one_cell_study(defect: str, fmt: str, recipe: str, window: int, preset: str
     return (
         f"schema = 1\n[grid]\ndefects = [{text(by_name.get(defect, defect))}]\nformats = [{text(fmt)}]\n"
         f"recipes = [{text(recipe)}]\nwindows = [{window}]\n"
-        f"[run]\npreset = {text(preset)}\nbackend = {text(backend)}\n"
+        f"[run]\npreset = {text(preset)}\nbackend = {text(resolve_backend(backend))}\n"
     )
 
 
@@ -204,19 +185,26 @@ def sweep(
 ) -> None:
     """Run a study over its grid and print the severity table; resumes by itself after any interruption."""
     from qsim._paths import studies_dir
+    from qsim.backends import resolve_backend
     from qsim.sweep.config import load_study
     from qsim.sweep.known import registries
     from qsim.sweep.progress import SweepProgress
+    from qsim.sweep.run import check_cells
     from qsim.sweep.sweep import run_sweep
 
     overrides = list(sets or [])
-    overrides += [f"run.backend={backend}"] if backend else []
+    overrides += [f"run.backend={resolve_backend(backend)}"] if backend else []
     overrides += ["run.reproducible=false"] if fast else []
     path = study or studies_dir() / "default.toml"
     config = load_study(path, registries(), overrides)
+    check_cells(config.cells())
     folder = out or _default_out(path, overrides)
-    with SweepProgress() as progress:
-        outcome = run_sweep(config, out=folder, workers=workers, extend=extend, progress=progress)
+    try:
+        with SweepProgress() as progress:
+            outcome = run_sweep(config, out=folder, workers=workers, extend=extend, progress=progress)
+    except KeyboardInterrupt:
+        print(f"qsim: stopped; what is finished stays in {folder}, call again to go on", file=sys.stderr)
+        raise typer.Exit(130) from None
     rows = [(f.cell, f.record) for f in outcome.finished]
     _show_table(rows)
     _write_products(rows, folder, config.title or path.stem)

@@ -9,7 +9,17 @@ from typing import cast
 from qsim.backends.protocol import Backend, Cast, CastCounts, CastSpec, Observed, Sums
 from qsim.errors import UsageError
 
-__all__ = ["BACKENDS", "Backend", "Cast", "CastCounts", "CastSpec", "Observed", "Sums", "get_backend"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Cast",
+    "CastCounts",
+    "CastSpec",
+    "Observed",
+    "Sums",
+    "get_backend",
+    "resolve_backend",
+]
 
 BACKENDS = {
     "oracle": ("qsim.backends.oracle", "OracleBackend"),
@@ -21,9 +31,14 @@ AUTO = "numba"
 """What ``auto`` means."""
 
 
+def resolve_backend(name: str) -> str:
+    """The name of the backend that ``name`` means here: "auto" becomes the best one; others stay."""
+    return AUTO if name == "auto" else name
+
+
 def get_backend(name: str) -> Backend:
     """The backend of this name, or of the best one for "auto"; UsageError lists the known ones."""
-    chosen = AUTO if name == "auto" else name
+    chosen = resolve_backend(name)
     if chosen not in BACKENDS:
         raise UsageError(f"unknown backend {name!r}; known: {', '.join((*BACKENDS, 'auto'))}")
     return _load(chosen)

@@ -94,9 +94,7 @@ def _check(a: AnyArray, b: AnyArray) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
-        raise UsageError(
-            f"matmul: the leading axes of a {a.shape} and b {b.shape} do not broadcast"
-        ) from None
+        raise UsageError(f"matmul: the leading axes of a {a.shape} and b {b.shape} do not broadcast") from None
 
 
 def _product(a: F64, b: F64) -> tuple[F32, MatmulReport]:

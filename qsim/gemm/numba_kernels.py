@@ -136,9 +136,7 @@ def _add(word: Any, digits: I64) -> None:
     low = (significand & DIGIT) << shift
     high = (significand >> DIGIT_BITS) << shift
     middle = (low >> DIGIT_BITS) + (high & DIGIT)
-    sign = word >> np.int64(
-        63
-    )  # 0 or -1: (x ^ sign) - sign is x or -x, without a branch that no one can predict
+    sign = word >> np.int64(63)  # 0 or -1: (x ^ sign) - sign is x or -x, without a branch that no one can predict
     digits[at] += ((low & DIGIT) ^ sign) - sign
     digits[at + ONE] += (middle ^ sign) - sign
     digits[at + np.int64(2)] += ((high >> DIGIT_BITS) ^ sign) - sign
@@ -181,9 +179,7 @@ def _round(digits: I64) -> Any:
         kept |= digits[at + ONE] << (DIGIT_BITS - shift)
     before = last - ONE
     at = before >> np.int64(5)
-    below = digits[at] & (
-        (ONE << ((before & np.int64(31)) + ONE)) - ONE
-    )  # the half bit and what follows in its digit
+    below = digits[at] & ((ONE << ((before & np.int64(31)) + ONE)) - ONE)  # the half bit and what follows in its digit
     half = ONE << (before & np.int64(31))
     sticky = below > half
     for i in range(at):

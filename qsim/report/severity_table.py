@@ -82,7 +82,7 @@ def broken_text(records: Iterable[CellRecord]) -> str:
 
 
 def severity_tables(rows: Sequence[Row], *, width: int = 125) -> Iterator[Table]:
-    """Rich tables, one a setting: a row a defect, and for each format median, p99, non-finite share, replay mismatch.
+    """Tables, one a setting: a row a defect, for each format median, p99, non-finite share, replay mismatch.
 
     width: columns of text there are; formats that do not fit side by side go into a table of their own.
     """
@@ -139,7 +139,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         "median, p99: relative L2 error of a GEMM output against the correct twin, the worse of forward and recompute",
         f"over {cell.replicas} replicas, steps >= {cell.skip_steps} of {cell.schedule.steps}, all layers and GEMMs. "
         "nonf: share of outputs that are not finite.",
-        "replay: GEMMs whose recomputed output differs from the forward's in any bit. k: |mean| / sigma of activations.",
+        "replay: GEMMs whose recomputed output differs from forward in any bit. k: |mean| / sigma of activations.",
         f"Conditional on the capture ({record.distinct_rows} distinct token rows in its poorest layer); "
         f"seeds {cell.seed}..{cell.seed + cell.replicas - 1}.",
         f"95% intervals over replicas: {_intervals(done)}; all of them in severity.csv.",

@@ -33,7 +33,7 @@ class GemmSeverity:
     """What one phase's GEMMs cost: arrays [gemms, replicas], in the order of ``keys``.
 
     rel_error, max_abs: L2 norm of the difference over that of the correct output, and the largest absolute
-    difference; inf where the output is not finite. reference_error: the same against high precision, and
+    difference; inf where either output is not finite. reference_error: the same against high precision, and
     reference_error_correct that of the correct twin (both NaN without a reference). ulp: largest distance in
     float32 steps over outputs finite in both. nonfinite: number of non-finite outputs. gain: product over the
     two operands of descale used / descale paired. center_gap: rms of centre used - centre paired, over the rms
@@ -111,14 +111,15 @@ def _from(keys: Sequence[GemmKey], skip_steps: int) -> list[int]:
 
 
 def relative_error(got: F32, want: F32) -> F64:
-    """||got - want|| / ||want|| per replica [R]; inf where got is not finite, 0 for 0 / 0."""
+    """||got - want|| / ||want|| per replica [R]; inf where either is not finite, 0 for 0 / 0."""
     got64, want64 = got.astype(np.float64), want.astype(np.float64)
     axes = tuple(range(1, got.ndim))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         difference = np.sqrt(np.sum((got64 - want64) ** 2, axis=axes))
         size = np.sqrt(np.sum(want64**2, axis=axes))
         ratio = np.where(difference == 0, 0.0, difference / size)
-    return np.where(np.isfinite(got).all(axis=axes), ratio, np.inf)
+    finite = np.isfinite(got).all(axis=axes) & np.isfinite(want).all(axis=axes)
+    return np.where(finite, ratio, np.inf)  # never NaN: one NaN would be the median of a whole cell
 
 
 def ulp_distance(a: F32, b: F32) -> I64:
@@ -192,7 +193,7 @@ def _gemms(defective: Trace, correct: Trace, high: Trace | None, phase: str) -> 
         columns.append(
             (
                 relative_error(got, want),
-                np.where(finite.all(axis=axes), apart, np.inf),
+                np.where((finite & np.isfinite(want)).all(axis=axes), apart, np.inf),
                 unknown if truth is None else relative_error(got, truth),
                 unknown if truth is None else relative_error(want, truth),
                 ulp_distance(got, want),

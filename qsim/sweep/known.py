@@ -22,7 +22,7 @@ def registries() -> Known:
         formats=tensors | {alias: name for alias, name in ALIASES.items() if name in tensors},
         recipes=tuple(RECIPES),
         presets=tuple(PRESETS),
-        backends=(*BACKENDS, "auto"),
+        backends=tuple(BACKENDS),  # "auto" is resolved before a cell is made: a case names what computed it
         orders=tuple(order.value for order in Order),
         workloads=WORKLOADS,
     )

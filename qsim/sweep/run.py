@@ -6,6 +6,7 @@ Twins (the correct protocol, high precision) are shared by the cells of one proc
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -205,6 +206,13 @@ class Outcome(NamedTuple):
     trace: Trace
     violations: tuple[Violation, ...]
     severity: Severity
+
+
+def check_cells(cells: Iterable[Cell]) -> None:
+    """Raise now what every cell would raise later: a capture that cannot be used, layers that it does not have."""
+    for cell in cells:
+        defect = None if cell.defect in CONTROLS else get_defect(cell.defect)
+        _replay_of(msgspec.structs.replace(_host(cell, defect), seeds=(cell.seed,)))
 
 
 def run_cell(cell: Cell) -> CellRecord:

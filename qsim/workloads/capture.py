@@ -181,7 +181,8 @@ def _is_file(path: Path) -> bool:
 
 def _read_npz(path: Path) -> dict[str, AnyArray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # np.load(path) would leave the file open where the archive is broken
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {key: np.asarray(archive[key]) for key in archive.files if _KEY.fullmatch(key)} | {
                 key: np.empty(0) for key in archive.files if not _KEY.fullmatch(key)
             }

@@ -8,25 +8,11 @@ import pytest
 
 from qsim.codec import decode, encode
 from qsim.codec.oracle import decode_scalar, encode_by_codes
+from qsim.conformance.codec import critical_values
 from qsim.conformance.compare import assert_bits_equal, assert_codes_equal
 from qsim.formats import FORMATS, POLICIES
 
 ELEMENTS = {name: fmt for name, fmt in FORMATS.items() if fmt.signed}
-SPECIAL = [0x00000000, 0x00000001, 0x00400000, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001,
-           0x7FC00000, 0x7FFFFFFF, 0x3F800000, 0x3F7FFFFF, 0x3F800001]  # fmt: skip
-
-
-def critical_values(fmt):
-    """Values, midpoints of neighbours, the overflow threshold, float32 neighbours of all, both signs."""
-    values = [fmt.magnitude(code) for code in range(fmt.max_code + 1)]
-    beyond = 2 * values[-1] - values[-2]  # the next value if the exponent were unbounded
-    grid = [*values, beyond, 2 * beyond]
-    points = np.array([*grid, *((a + b) / 2 for a, b in itertools.pairwise(grid))])
-    assert (points.astype(np.float32) == points).all()
-    bits = points.astype(np.float32).view(np.uint32).astype(np.int64)
-    near = np.unique(np.clip(np.concatenate([bits - 1, bits, bits + 1]), 0, 0x7F800000)).astype(np.uint32)
-    magnitudes = np.concatenate([near, np.array(SPECIAL, np.uint32)])
-    return np.concatenate([magnitudes, magnitudes | np.uint32(0x80000000)]).view(np.float32)
 
 
 def with_ml_dtypes(x, name):
