@@ -38,9 +38,7 @@ def compile_cubin(
         log = _bytes(nvrtc, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         message = log.rstrip(b"\0").decode(errors="replace").strip()
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise KernelBuildError(
-                f"NVRTC could not build {name} for {arch}: {_text(nvrtc, status)}\n{message}"
-            )
+            raise KernelBuildError(f"NVRTC could not build {name} for {arch}: {_text(nvrtc, status)}\n{message}")
         cubin = _bytes(nvrtc, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
         assembly = _bytes(nvrtc, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program) if ptx else None
     finally:

@@ -101,9 +101,7 @@ def _prepare(xp: Any, x: Any, params: EncodeParams, *, scale: Any, center: Any, 
     elif not isinstance(out, xp.ndarray) or out.dtype != xp.uint8:
         raise TypeError(f"out is {_kind(out)}; the kernel fills a {xp.__name__} array of uint8")
     elif out.shape != x.shape or not out.flags.c_contiguous:
-        raise ValueError(
-            f"out of shape {tuple(out.shape)}: it must be contiguous and of x's, {tuple(x.shape)}"
-        )
+        raise ValueError(f"out of shape {tuple(out.shape)}: it must be contiguous and of x's, {tuple(x.shape)}")
     period = stride = 1
     if center is not None:
         periodic = _center_layout(tuple(x.shape), tuple(center.shape), len(lead))

@@ -388,9 +388,7 @@ def _write_sample(path: Path, model: Model) -> None:
         )
     payload = safetensors_bytes(sample(passages(text, model.vocab), model), metadata)
     if len(payload) >= SAMPLE_BYTES_LIMIT:
-        raise CaptureError(
-            f"the sample has {len(payload)} bytes, not under {SAMPLE_BYTES_LIMIT}: take fewer steps"
-        )
+        raise CaptureError(f"the sample has {len(payload)} bytes, not under {SAMPLE_BYTES_LIMIT}: take fewer steps")
     path.write_bytes(payload)
     print(f"wrote {len(payload)} bytes, sha256 {hashlib.sha256(payload).hexdigest()}")
 

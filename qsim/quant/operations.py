@@ -29,9 +29,13 @@ def _refuse(what: str, *, owner: StateKey, op: OpId, epoch: int, mend: str) -> N
 
 
 def _is_reentry(live: QuantState, op: OpId) -> bool:
-    """True where ``op`` is not newer than what its owner committed last (same layer, site, role and worker)."""
+    """True where ``op`` is not newer than what its owner committed last (same layer, site, role and worker).
+
+    Newer is a later step, microbatch or visit. An owner that serves several layers or sites is only as guarded
+    as its last commit: what it committed before that is judged by the trace rules.
+    """
     last = live.last_commit
-    return last is not None and last[2:6] == op[2:6] and op[:2] <= last[:2]
+    return last is not None and last[2:6] == op[2:6] and (*op[:2], op.visit) <= (*last[:2], last.visit)
 
 
 def freeze(live: QuantState, *, op: OpId, recipe: Recipe, observation: QuantObservation | None) -> QuantSnapshot:
@@ -114,7 +118,7 @@ def observe_for_future_state(
     """
     if snapshot is not None:
         _check_lead(x, snapshot)
-        op, lead = snapshot.op, snapshot.scale.ndim
+        op, lead = op or snapshot.op, snapshot.scale.ndim
     if op is None:
         raise UsageError("observe_for_future_state without a snapshot needs op=")
     axes = recipe.mean_axes(x.ndim, lead)

@@ -17,7 +17,7 @@ import numpy as np
 
 from qsim.arrays import F32, FLT_MAX, I64, Bool, frozen, per_lead
 from qsim.codec.means import mean_of, merge_sums
-from qsim.errors import StudyError, UsageError
+from qsim.errors import ProtocolViolation, StudyError, UsageError
 from qsim.formats import FloatFormat
 from qsim.quant.identity import OpId, StateKey, TensorRole
 from qsim.quant.state import QuantObservation, QuantState, frozen_arrays
@@ -164,16 +164,20 @@ class Recipe(ABC):
         """The next state without its centre, and the replicas [lead] in which the commit counted."""
         bad = (observation.nan_count > 0) | (observation.inf_count > 0)
         entry = observation.amax
-        if self.nonfinite_rule is NonFiniteRule.LATCH:
+        if self.nonfinite_rule is NonFiniteRule.LATCH and bad.any():
             poison = np.where(observation.nan_count > 0, np.float32(np.nan), np.float32(np.inf))
             entry = np.where(bad, poison, entry).astype(np.float32)
-        refused = bad & (self.nonfinite_rule is NonFiniteRule.SKIP)
-        still = refused | ((entry == 0) & (self.zero_rule is ZeroRule.SKIP))
-        rolled = np.concatenate([live.amax_history[..., 1:], entry[..., None]], axis=-1)
-        history = np.where(still[..., None], live.amax_history, rolled)
+        still = bad if self.nonfinite_rule is NonFiniteRule.SKIP else np.zeros_like(bad)
+        if self.zero_rule is ZeroRule.SKIP:
+            still = still | (entry == 0)
+        keeps = bool(still.any())  # a shortcut, not a branch of the rule: np.where of no True is its other operand
+        history = np.concatenate([live.amax_history[..., 1:], entry[..., None]], axis=-1)
+        if keeps:
+            history = np.where(still[..., None], live.amax_history, history)
         speaks = history.max(axis=-1) if self.choice is AmaxChoice.MAX else history[..., -1]
-        renewed = scale_from_amax(speaks, otherwise=live.scale, fmt=self.fmt_of(observation.op), margin=self.margin)
-        scale = np.where(refused, live.scale, renewed)
+        scale = scale_from_amax(speaks, otherwise=live.scale, fmt=self.fmt_of(observation.op), margin=self.margin)
+        if keeps:
+            scale = np.where(still, live.scale, scale)
         nxt = replace(
             live,
             epoch=live.epoch + 1,
@@ -267,13 +271,17 @@ class CentredDelayedScaling(Recipe):
         return replace(rolled, center=frozen(np.where(moves, mean, live.center).astype(np.float32)))
 
 
-def merge_observations(observations: Sequence[QuantObservation]) -> QuantObservation:
+def merge_observations(observations: Sequence[QuantObservation], *, owner: StateKey | None = None) -> QuantObservation:
     """One observation of several (microbatches, workers, ranks): amax by max, means by their sums and counts.
 
-    The order does not matter. ``op`` is the latest op. Raises UsageError for an empty sequence.
+    The order does not matter. ``op`` is the latest op. Raises UsageError for an empty sequence, and
+    ProtocolViolation for an observation that ``owner``, where it is given, does not own.
     """
     if not observations:
         raise UsageError("no observation to merge; a commit needs at least one")
+    for seen in observations:
+        if owner is not None and not owner.owns(seen.op):
+            raise ProtocolViolation(f"merge of a foreign observation: owner {owner}, {seen.op}; merge its own alone")
     if len(observations) == 1:
         return observations[0]
     sums = [o.mean for o in observations if o.mean is not None]

@@ -27,7 +27,6 @@ def severity_figure(rows: Sequence[Row], *, title: str) -> Figure:
     finite; grey where the defect cannot be hosted. Needs the extra ``plot``.
     """
     try:
-        import seaborn as sns
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.colors import LogNorm
         from matplotlib.figure import Figure as NewFigure
@@ -40,27 +39,46 @@ def severity_figure(rows: Sequence[Row], *, title: str) -> Figure:
     formats = list(dict.fromkeys(c.fmt for _, group in panels for c, _ in group))
     if not defects or not formats:
         raise UsageError("no defect has an outcome yet; nothing to draw")
-    width = 3.4 + len(panels) * (0.5 + 0.95 * len(formats))
-    fig = NewFigure(figsize=(width, 1.9 + 0.52 * len(defects)), dpi=110, layout="constrained")
+    width = 4.2 + len(panels) * (0.35 + 0.9 * len(formats))
+    height = 1.7 + 0.5 * len(defects)
+    fig = NewFigure(figsize=(width, height), dpi=110)
     FigureCanvasAgg(fig)
     axes = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for i, (ax, ((shift, recipe, window), group)) in enumerate(zip(axes, panels, strict=True)):
-        values, text, bad = _grid(group, defects, formats)
-        sns.heatmap(
-            np.clip(values, FLOOR, CEILING), mask=np.isnan(values), ax=ax, annot=text, fmt="", cmap="viridis",
-            norm=LogNorm(FLOOR, CEILING), linewidths=1, linecolor="white", annot_kws={"fontsize": 7.5},
-            xticklabels=[short(f) for f in formats], yticklabels=[label(d) for d in defects],
-            cbar=i == len(panels) - 1, cbar_kws={"label": "median relative error (below 1e-3: darkest)"},
-        )  # fmt: skip
-        ax.set_facecolor("0.88")
-        _hatch(ax, bad)
+    left, right, top, bottom = 2.9 / width, 1 - 1.0 / width, 1 - 0.75 / height, 0.7 / height
+    fig.subplots_adjust(left=left, right=right, top=top, bottom=bottom, wspace=0.06)
+    norm = LogNorm(FLOOR, CEILING)
+    for ax, ((shift, recipe, window), group) in zip(axes, panels, strict=True):
         ax.set_title(f"{recipe}, window {window}" + (f"\nmean_shift {shift:g}" if shift else ""), fontsize=9)
-        ax.tick_params(axis="y", rotation=0, labelsize=8)
-        ax.tick_params(axis="x", rotation=0, labelsize=8)
-    fig.suptitle(title, fontsize=10)
-    caption = "each cell: median / p99 relative L2 error of the GEMM output against the correct twin"
-    fig.supxlabel(caption + "; hatched: non-finite outputs; grey: not applicable", fontsize=7.5)
+        mesh = _draw(ax, _grid(group, defects, formats), norm)
+        ax.set_xticks(np.arange(len(formats)) + 0.5, [short(f) for f in formats], fontsize=8)
+        ax.set_yticks(np.arange(len(defects)) + 0.5, [label(d) for d in defects], fontsize=8)
+        ax.tick_params(length=0)
+    bar = fig.add_axes((1 - 0.85 / width, bottom, 0.16 / width, top - bottom))
+    fig.colorbar(mesh, cax=bar, label="median relative error")
+    fig.suptitle(title, fontsize=10, y=1 - 0.12 / height)
+    caption = (
+        "each cell: median / p99 relative L2 error of the GEMM output against the correct twin (darkest: below 1e-3); "
+        "hatched: non-finite outputs; grey: not applicable"
+    )
+    fig.text(0.5, 0.12 / height, caption, fontsize=7.5, ha="center")
     return fig
+
+
+def _draw(ax: Any, grid: tuple[F64, Any, Any], norm: Any) -> Any:
+    """One panel: coloured cells with their text, hatched where outputs were not finite."""
+    from matplotlib.patches import Rectangle
+
+    values, text, bad = grid
+    ax.set_facecolor("0.88")
+    shown = np.ma.masked_invalid(np.clip(np.where(np.isinf(values), CEILING, values), FLOOR, CEILING))
+    mesh = ax.pcolormesh(shown, cmap="viridis", norm=norm, edgecolors="white", linewidth=1)
+    ax.set_ylim(len(values), 0)  # first defect on top
+    for (y, x), words in np.ndenumerate(text):
+        dark = norm(max(values[y, x], FLOOR)) < 0.75 if words else True
+        ax.text(x + 0.5, y + 0.5, words, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
+    for y, x in np.argwhere(bad):
+        ax.add_patch(Rectangle((x, y), 1, 1, fill=False, hatch="///", edgecolor="white", linewidth=0))
+    return mesh
 
 
 def _grid(group: Sequence[Row], defects: Sequence[str], formats: Sequence[str]) -> tuple[F64, Any, Any]:
@@ -75,13 +93,6 @@ def _grid(group: Sequence[Row], defects: Sequence[str], formats: Sequence[str]) 
         text[at] = f"{figure(record.rel_error_median)}\n{figure(record.rel_error_p99)}"
         bad[at] = record.nonfinite_outputs > 0
     return values, text, bad
-
-
-def _hatch(ax: Any, bad: Any) -> None:
-    from matplotlib.patches import Rectangle
-
-    for y, x in np.argwhere(bad):
-        ax.add_patch(Rectangle((x, y), 1, 1, fill=False, hatch="///", edgecolor="white", linewidth=0))
 
 
 def write_heatmap(rows: Sequence[Row], path: Path, *, title: str) -> None:

@@ -113,15 +113,20 @@ def _table(title: str, group: Sequence[Row], formats: Sequence[str]) -> Table:
             mine = dict.fromkeys(formats, next(iter(mine.values())))
         k = max((r.k for f, r in mine.items() if f in formats), default=math.nan)
         k_text = "-" if defect == "high_precision" else figure(k, 2)
-        table.add_row(label(defect), broken_text(mine.values()), k_text, *_columns(mine, formats))
+        table.add_row(
+            label(defect), broken_text(mine.values()), k_text, *_columns(mine, formats, defect == "high_precision")
+        )
     return table
 
 
-def _columns(mine: dict[str, CellRecord], formats: Sequence[str]) -> Iterator[str]:
+def _columns(mine: dict[str, CellRecord], formats: Sequence[str], control: bool) -> Iterator[str]:
     for fmt in formats:
         record = mine.get(fmt)
         if record is None or record.status != "ok":
             yield from ("-", "-", "-", "-")
+        elif control:  # it is its own twin: an error against itself says nothing
+            yield from ("-", "-", figure(record.nonfinite_outputs / record.outputs, 2))
+            yield f"{100 * record.replay_mismatch:.0f}%"
         else:
             yield figure(record.rel_error_median, 2)
             yield figure(record.rel_error_p99, 2)
@@ -144,6 +149,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
         f"seeds {cell.seed}..{cell.seed + cell.replicas - 1}.",
         f"95% intervals over replicas: {_intervals(done)}; all of them in severity.csv.",
     ]
+    lines += _hosts(rows)
     if shaping := _shaping(cell, rows):
         lines.append(f"Shaped data, not the capture alone: {shaping}.")
     if not cell.reproducible:
@@ -151,6 +157,20 @@ def notes(rows: Sequence[Row]) -> list[str]:
     skipped = dict.fromkeys(r.note for _, r in rows if r.status == "not_applicable")
     lines += [f"Not applicable: {note}." for note in skipped]
     return lines
+
+
+def _hosts(rows: Sequence[Row]) -> list[str]:
+    """Defects that ran on a larger schedule than the study's, and so against another twin."""
+    from qsim.sim import DEFECTS
+
+    cell = rows[0][0]
+    have = (cell.schedule.layers, cell.schedule.microbatches, cell.schedule.workers)
+    grown = []
+    for name in dict.fromkeys(c.defect for c, _ in rows if c.defect in DEFECTS):
+        need = DEFECTS[name].minimal
+        if any(n > h for n, h in zip((need.layers, need.microbatches, need.workers), have, strict=True)):
+            grown.append(f"{name} ({need.microbatches} microbatches, {need.workers} workers)")
+    return [f"On a larger schedule, with a twin of its own: {', '.join(grown)}; rank them apart."] if grown else []
 
 
 def _intervals(done: Sequence[Row]) -> str:

@@ -25,7 +25,7 @@ def median_interval(values: Sequence[float], *, level: float = 0.95) -> Interval
     With r = 1, 2, ... the pair (x_(r), x_(n+1-r)) covers with 1 - 2 P(Binomial(n, 1/2) < r). Where even the
     extremes cover less (n < 6 at 95%), they are returned with the coverage they have. Inf ranks highest.
     """
-    ordered = sorted(values)
+    ordered = sorted(math.inf if math.isnan(v) else v for v in values)  # what is no number ranks worst
     n = len(ordered)
     if n == 0:
         return Interval(math.nan, math.nan, 0.0)

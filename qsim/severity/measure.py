@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from qsim.quant import OpId, TensorRole
 from qsim.sim.step import Trace, Used
 
 FORWARD, RECOMPUTE, BACKWARD = "f", "r", "b"
+A = TypeVar("A", bound=AnyArray)
 
 
 class GemmKey(NamedTuple):
@@ -150,7 +151,7 @@ def measure_severity(defective: Trace, correct: Trace, high_precision: Trace | N
             commits[key] = commits.get(key, 0) + 1
     return Severity(
         gemms=MappingProxyType(gemms),
-        casts=MappingProxyType({phase: cast for phase, cast in casts.items() if cast.ops}),
+        casts=MappingProxyType({phase: part for phase, part in casts.items() if part.ops}),
         replay_mismatch=replay_mismatch(defective),
         commits=MappingProxyType(commits),
     )
@@ -179,30 +180,30 @@ def _gemms(defective: Trace, correct: Trace, high: Trace | None, phase: str) -> 
     reference = None if high is None else _consumes(high, phase)
     if mine.keys() != twin.keys() or (reference is not None and mine.keys() != reference.keys()):
         raise UsageError(f"the traces compute different GEMMs in phase {phase}; compare a trace with its own twin")
-    columns: list[tuple[AnyArray, ...]] = []
-    for key, seq in mine.items():
-        got, want = defective.outputs[seq], correct.outputs[twin[key]]
-        truth = None if reference is None or high is None else high.outputs[reference[key]]
-        if any(other.shape != got.shape for other in (want, truth) if other is not None):
+    outputs = [defective.outputs[seq] for seq in mine.values()]
+    wanted = [correct.outputs[twin[key]] for key in mine]
+    truth = [] if reference is None or high is None else [high.outputs[reference[key]] for key in mine]
+    for key, got, *others in zip(mine, outputs, wanted, *([truth] if truth else []), strict=True):
+        if any(other.shape != got.shape for other in others):
             raise UsageError(f"{key.gemm} of {key.op} has another shape in the twin; replay both with the same seeds")
-        axes = tuple(range(1, got.ndim))
+    n, replicas = len(outputs), outputs[0].shape[0]
+    rel, absolute, ref, ref_correct = (np.full((n, replicas), np.nan) for _ in range(4))
+    ulp, bad = np.zeros((n, replicas), np.int64), np.zeros((n, replicas), np.int64)
+    for rows in _by_shape(outputs):  # one numpy call for all GEMMs of a shape; each row is one GEMM of one replica
+        got, want = _flat(outputs, rows), _flat(wanted, rows)
+        shape = len(rows), replicas
         finite = np.isfinite(got)
+        both = (finite & np.isfinite(want)).all(axis=1)
         with np.errstate(invalid="ignore", over="ignore"):
-            apart = np.abs(got.astype(np.float64) - want.astype(np.float64)).max(axis=axes)
-        unknown = np.full(got.shape[0], np.nan)
-        columns.append(
-            (
-                relative_error(got, want),
-                np.where((finite & np.isfinite(want)).all(axis=axes), apart, np.inf),
-                unknown if truth is None else relative_error(got, truth),
-                unknown if truth is None else relative_error(want, truth),
-                ulp_distance(got, want),
-                (~finite).sum(axis=axes),
-                _gain(defective, defective.used[seq], got.shape[0]),
-                _center_gap(defective, defective.used[seq], got.shape[0]),
-            )
-        )
-    rel, absolute, ref, ref_correct, ulp, bad, gain, gap = (np.array(c) for c in zip(*columns, strict=True))
+            apart = np.abs(got.astype(np.float64) - want.astype(np.float64)).max(axis=1)
+        rel[rows] = relative_error(got, want).reshape(shape)
+        absolute[rows] = np.where(both, apart, np.inf).reshape(shape)
+        ulp[rows] = ulp_distance(got, want).reshape(shape)
+        bad[rows] = (~finite).sum(axis=1).reshape(shape)
+        if truth:
+            ref[rows] = relative_error(got, _flat(truth, rows)).reshape(shape)
+            ref_correct[rows] = relative_error(want, _flat(truth, rows)).reshape(shape)
+    sizes: dict[int, F64] = {}
     return GemmSeverity(
         keys=tuple(mine),
         rel_error=rel,
@@ -211,10 +212,24 @@ def _gemms(defective: Trace, correct: Trace, high: Trace | None, phase: str) -> 
         reference_error_correct=ref_correct,
         ulp=ulp,
         nonfinite=bad,
-        elements=sum(int(defective.outputs[seq][0].size) for seq in mine.values()),
-        gain=gain,
-        center_gap=gap,
+        elements=sum(int(output[0].size) for output in outputs),
+        gain=np.array([_gain(defective, defective.used[seq], replicas) for seq in mine.values()]),
+        center_gap=np.array([_center_gap(defective, defective.used[seq], replicas, sizes) for seq in mine.values()]),
     )
+
+
+def _by_shape(arrays: Sequence[AnyArray]) -> list[list[int]]:
+    """Indices of arrays of equal shape, in order."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, array in enumerate(arrays):
+        groups.setdefault(array.shape, []).append(i)
+    return list(groups.values())
+
+
+def _flat(arrays: Sequence[A], rows: Sequence[int]) -> A:
+    """[len(rows) * R, elements]: contiguous rows, so that a sum over one of them has one order."""
+    stacked = np.stack([arrays[i] for i in rows])
+    return cast("A", stacked.reshape(stacked.shape[0] * stacked.shape[1], -1))
 
 
 def _gain(trace: Trace, used: tuple[Used, ...], replicas: int) -> F64:
@@ -223,23 +238,32 @@ def _gain(trace: Trace, used: tuple[Used, ...], replicas: int) -> F64:
     for operand in used:
         paired = trace.casts[operand.cast].snapshot
         assert paired is not None, "the simulator casts through snapshots only"
+        if operand.descale is paired:
+            continue
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             gain = gain * (operand.descale.descale.astype(np.float64) / paired.descale.astype(np.float64))
     return gain
 
 
-def _center_gap(trace: Trace, used: tuple[Used, ...], replicas: int) -> F64:
-    """rms(centre used - centre paired) / rms(operand) [R], the larger of the operands; 0 without a centre."""
+def _center_gap(trace: Trace, used: tuple[Used, ...], replicas: int, sizes: dict[int, F64]) -> F64:
+    """rms(centre used - centre paired) / rms(operand) [R], the larger of the operands; 0 without a centre.
+
+    sizes: rms by the identity of an input, filled as needed; a trace keeps its inputs alive.
+    """
     gap = np.zeros(replicas)
     for operand in used:
         paired = trace.casts[operand.cast].snapshot
         assert paired is not None, "the simulator casts through snapshots only"
+        if operand.center is paired:
+            continue
         if paired.center is None or operand.center is None or operand.center.center is None:
             continue
+        x = trace.inputs[operand.cast]
+        if id(x) not in sizes:
+            sizes[id(x)] = _rms(x.astype(np.float64))
         apart = _rms(operand.center.center.astype(np.float64) - paired.center.astype(np.float64))
-        size = _rms(trace.inputs[operand.cast].astype(np.float64))
         with np.errstate(divide="ignore", invalid="ignore"):
-            gap = np.maximum(gap, np.where(apart == 0, 0.0, apart / size))
+            gap = np.maximum(gap, np.where(apart == 0, 0.0, apart / sizes[id(x)]))
     return gap
 
 
@@ -257,22 +281,24 @@ def _casts(defective: Trace, correct: Trace, phase: str) -> CastSeverity:
         }
 
     mine, twin = quantizes(defective), quantizes(correct)
-    match, saturated, flushed, k = [], [], [], []
-    for op, seq in mine.items():
-        cast, x = defective.casts[seq], defective.inputs[seq]
-        axes = tuple(range(1, x.ndim))
-        size = x[0].size
-        other = correct.casts[twin[op]].codes if op in twin else None
-        match.append(np.ones(len(x)) if other is None else (cast.codes == other).mean(axis=axes))
-        saturated.append(cast.counts.saturated / size)
-        flushed.append(cast.counts.flushed / size)
-        sigma = x.std(axis=axes, dtype=np.float64)
+    inputs = [defective.inputs[seq] for seq in mine.values()]
+    codes = [defective.casts[seq].codes for seq in mine.values()]
+    twins = [correct.casts[twin[op]].codes if op in twin else codes[i] for i, op in enumerate(mine)]
+    counts = [defective.casts[seq].counts for seq in mine.values()]
+    n, replicas = len(inputs), inputs[0].shape[0] if inputs else 0
+    match, k = np.zeros((n, replicas)), np.zeros((n, replicas))
+    for rows in _by_shape(inputs):
+        shape = len(rows), replicas
+        match[rows] = (_flat(codes, rows) == _flat(twins, rows)).mean(axis=1).reshape(shape)
+        x = _flat(inputs, rows)
         with np.errstate(divide="ignore", invalid="ignore"):
-            k.append(np.abs(x.mean(axis=axes, dtype=np.float64)) / sigma)
+            ratio = np.abs(x.mean(axis=1, dtype=np.float64)) / x.std(axis=1, dtype=np.float64)
+        k[rows] = ratio.reshape(shape)
+    elements = np.array([x[0].size for x in inputs], np.float64).reshape(n, 1)
     return CastSeverity(
         ops=tuple(mine),
-        code_match=np.array(match),
-        saturated=np.array(saturated),
-        flushed=np.array(flushed),
-        k=np.array(k),
+        code_match=match,
+        saturated=np.array([c.saturated for c in counts]).reshape(n, replicas) / elements,
+        flushed=np.array([c.flushed for c in counts]).reshape(n, replicas) / elements,
+        k=k,
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from qsim.arrays import F32, frozen
 from qsim.backends.protocol import Backend, CastSpec
-from qsim.errors import CaseError
+from qsim.errors import CaseError, UsageError
 from qsim.formats import CastPolicy
 from qsim.quant import (
     OpId,
@@ -53,7 +53,7 @@ Value = F32 | Metadata | QuantObservation | QuantizedTensor
 class Env:
     """What events need from outside: tensors by key, a backend, a recipe, a cast policy, the replica axes.
 
-    lead: () for a single case, (R,) for R replicas. reproducible: products are exact sums rounded once; False
+    lead: (R,), the replicas; R = 1 is the single case. reproducible: products are exact sums rounded once; False
     takes the plain float32 BLAS product, whose bits depend on the machine. Holds no state.
     """
 
@@ -61,8 +61,12 @@ class Env:
     backend: Backend
     recipe: Recipe
     policy: CastPolicy
-    lead: tuple[int, ...] = ()
+    lead: tuple[int]
     reproducible: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.lead) != 1 or self.lead[0] < 1:
+            raise UsageError(f"lead {self.lead} is no replica axis; the simulator runs [R, ...] with lead=(R,), R >= 1")
 
     def decode(self, tensor: QuantizedTensor, descale: Metadata, center: Metadata | None) -> F32:
         """Decode with the named metadata, whether or not it is paired with the codes."""

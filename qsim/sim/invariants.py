@@ -191,7 +191,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             Rule("I2", "replay_equality", "recompute encodes with the version that forward used", _replay_equality),
             Rule("I3", "single_commit", "one commit per owner and logical unit, none lost", _single_commit),
             Rule("I4", "ownership", "state, codes and consumer belong to one operation's owner", _ownership),
-            Rule("I5", "observation_set", "commits fold in exactly the training observations of their unit", _observation_set),
+            Rule("I5", "observation_set", "a unit folds in exactly its training observations", _observation_set),
             Rule("I7", "atomic_read", "descale, centre and epoch of one decode are one version", _atomic_read),
         )
     }

@@ -30,7 +30,7 @@ class Known:
     formats: Mapping[str, str]
     recipes: tuple[str, ...]
     presets: tuple[str, ...]
-    backends: tuple[str, ...] = ("oracle", "numba", "emulated", "cuda", "auto")
+    backends: tuple[str, ...] = ()
     orders: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
 

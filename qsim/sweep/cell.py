@@ -25,8 +25,8 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "replay"
     tensors: str = "builtin"
     tensors_digest: str = ""
-    tokens: int = 8
-    outputs: int = 32
+    tokens: int = 4
+    outputs: int = 16
     mean_shift: float = 0.0
     layer_spread: tuple[int, ...] = ()
     outlier_steps: tuple[int, ...] = ()

@@ -24,5 +24,5 @@ def registries() -> Known:
         presets=tuple(PRESETS),
         backends=tuple(BACKENDS),  # "auto" is resolved before a cell is made: a case names what computed it
         orders=tuple(order.value for order in Order),
-        workloads=WORKLOADS,
+        workloads=tuple(WORKLOADS),
     )

@@ -43,7 +43,7 @@ from qsim.sim import (
     replay,
 )
 from qsim.sweep.cell import Cell, CellRecord, ScheduleParams, WorkloadParams
-from qsim.workloads import Replay, Shaping, load_capture
+from qsim.workloads import WORKLOADS, Shaping, Workload
 
 CORRECT, HIGH_PRECISION = "correct", "high_precision"
 CONTROLS = (CORRECT, HIGH_PRECISION)
@@ -114,7 +114,7 @@ def _host(cell: Cell, defect: Defect | None) -> _Host:
 
 
 @lru_cache(maxsize=4)
-def _replay(workload: WorkloadParams, seeds: tuple[int, ...], layers: int, microbatches: int) -> Replay:
+def _workload(workload: WorkloadParams, seeds: tuple[int, ...], layers: int, microbatches: int) -> Workload:
     path = sample_capture() if workload.tensors == "builtin" else Path(workload.tensors)
     if workload.tensors_digest and path.is_file():
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -128,11 +128,12 @@ def _replay(workload: WorkloadParams, seeds: tuple[int, ...], layers: int, micro
         outlier_steps=workload.outlier_steps,
         outlier_factor=workload.outlier_factor,
     )
-    return Replay(load_capture(path), shaping=shaping, seeds=seeds, layers=layers, microbatches=microbatches)
+    open_workload = WORKLOADS[workload.kind]
+    return open_workload(path, shaping=shaping, seeds=seeds, layers=layers, microbatches=microbatches)
 
 
-def _replay_of(host: _Host) -> Replay:
-    return _replay(host.workload, host.seeds, host.schedule.layers, host.schedule.microbatches)
+def _workload_of(host: _Host) -> Workload:
+    return _workload(host.workload, host.seeds, host.schedule.layers, host.schedule.microbatches)
 
 
 class _Plan(NamedTuple):
@@ -167,7 +168,7 @@ def _plan(
 def _plan_of(host: _Host, *, defect: str = "", fix: str = "") -> _Plan:
     """The plan of a host: shared by all formats and windows, which change no event."""
     stand_in = make_recipe(host.recipe, fmt=get_format("float8_e4m3fn"))
-    body = _replay_of(host).body
+    body = _workload_of(host).body
     plan = _plan(host.spec(), body, host.preset, host.cadence, stand_in, defect, fix)
     return plan._replace(case=replace(plan.case, recipe=_recipe(host)))
 
@@ -178,7 +179,7 @@ def _recipe(host: _Host) -> Recipe:
 
 def _play(host: _Host, plan: _Plan) -> Trace:
     env = Env(
-        load=_replay_of(host).load,
+        load=_workload_of(host).load,
         backend=get_backend(host.backend),
         recipe=plan.case.recipe,
         policy=POLICY,
@@ -212,7 +213,7 @@ def check_cells(cells: Iterable[Cell]) -> None:
     """Raise now what every cell would raise later: a capture that cannot be used, layers that it does not have."""
     for cell in cells:
         defect = None if cell.defect in CONTROLS else get_defect(cell.defect)
-        _replay_of(msgspec.structs.replace(_host(cell, defect), seeds=(cell.seed,)))
+        _workload_of(msgspec.structs.replace(_host(cell, defect), seeds=(cell.seed,)))
 
 
 def run_cell(cell: Cell) -> CellRecord:
@@ -245,7 +246,7 @@ def replay_cell(cell: Cell, *, fix: str = "") -> Outcome:
         expected=tuple(sorted(expected)),
         violations=len(plan.violations),
         commits_expected=sum(r.kind in ("commit", "store") for r in correct.records),
-        distinct_rows=_replay_of(host).distinct_rows,
+        distinct_rows=_workload_of(host).distinct_rows,
     )
     return Outcome(record, plan.case, trace, plan.violations, severity)
 

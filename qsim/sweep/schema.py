@@ -67,7 +67,7 @@ class WorkloadTable(Table):
     tokens: Annotated[int, Whole(1, 2**20)] = _WORKLOAD.tokens
     outputs: Annotated[int, Whole(1, 2**20)] = _WORKLOAD.outputs
     mean_shift: Annotated[float, Real()] = _WORKLOAD.mean_shift
-    layer_spread: tuple[Annotated[int, Whole(-(2**10), 2**10)], ...] = _WORKLOAD.layer_spread
+    layer_spread: tuple[Annotated[int, Whole(-60, 60)], ...] = _WORKLOAD.layer_spread
     outlier_steps: tuple[Annotated[int, _Step], ...] = _WORKLOAD.outlier_steps
     outlier_factor: Annotated[float, Real(positive=True)] = _WORKLOAD.outlier_factor
 

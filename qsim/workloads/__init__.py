@@ -1,8 +1,13 @@
 """Where tensors come from. Knows schedules' keys and nothing of sweeps."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from qsim.workloads.capture import Capture, read_capture
-from qsim.workloads.replay import Replay, Shaping, load_capture
+from qsim.workloads.model import OpenWorkload, Shaping, Workload
+from qsim.workloads.replay import Replay, open_replay
 
-WORKLOADS = ("replay",)
+WORKLOADS: Mapping[str, OpenWorkload] = MappingProxyType({"replay": open_replay})
+"""Kind -> how to open it. A workload is one file and one line here."""
 
-__all__ = ["WORKLOADS", "Capture", "Replay", "Shaping", "load_capture", "read_capture"]
+__all__ = ["WORKLOADS", "Capture", "OpenWorkload", "Replay", "Shaping", "Workload", "open_replay", "read_capture"]

@@ -8,7 +8,6 @@ weights where the capture has none. Everything it reports is conditional on the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,37 +19,10 @@ from qsim.philox import Purpose, random_bell, random_order, random_words
 from qsim.quant import OpId, Site, TensorRole
 from qsim.sim.schedule import Body, Linear, Scores
 from qsim.workloads.capture import NAMES, Capture, read_capture
+from qsim.workloads.model import Shaping
 
 MAX_LOADED = 4096
 """Tensors kept for reuse between the runs of one study: twins load the same ones."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shaping:
-    """What real data alone may not show; printed wherever it is used.
-
-    mean_shift: added to every activation, in units of its standard deviation in that step (so k is about it).
-    layer_spread: activations of layer l are multiplied by 2^layer_spread[l]. outlier_steps: logical steps whose
-    activations are multiplied by outlier_factor. tokens: rows per microbatch; outputs: columns of seeded weights.
-    """
-
-    tokens: int = 8
-    outputs: int = 32
-    mean_shift: float = 0.0
-    layer_spread: tuple[int, ...] = ()
-    outlier_steps: tuple[int, ...] = ()
-    outlier_factor: float = 8.0
-
-    def describe(self) -> str:
-        """The shaping in force, "" for none."""
-        parts = []
-        if self.mean_shift:
-            parts.append(f"mean_shift {self.mean_shift:g} sigma")
-        if any(self.layer_spread):
-            parts.append(f"layer_spread 2^{list(self.layer_spread)}")
-        if self.outlier_steps:
-            parts.append(f"outlier_steps {list(self.outlier_steps)} x{self.outlier_factor:g}")
-        return ", ".join(parts)
 
 
 class Replay:
@@ -70,8 +42,12 @@ class Replay:
         self._orders = [random_order(seed, Purpose.ORDER, len(capture.steps)) for seed in self._seeds]
         self._names = {pair: name for name, pair in NAMES.items() if name in capture.names}
         self._layers = layers
-        self.load = lru_cache(maxsize=MAX_LOADED)(self._load)
+        self._loaded = lru_cache(maxsize=MAX_LOADED)(self._load)
         self._weights = lru_cache(maxsize=MAX_LOADED)(self._draw_weights)
+
+    def load(self, op: OpId) -> F32:
+        """The tensor of ``op``, float32 [R, tokens, channels] (a weight: [R, channels, outputs]), read-only."""
+        return self._loaded(op)
 
     @property
     def body(self) -> Body:
@@ -120,16 +96,20 @@ class Replay:
             whole = source[self._step(replica, op), layer, name]
             shaped = whole if role is TensorRole.GRAD_OUTPUT else self._shaped(whole, op)
             picked.append(shaped[self._rows(replica, op)])
-        return frozen(np.stack(picked))
+        loaded = np.stack(picked)
+        if not np.isfinite(loaded).all():
+            raise StudyError(f"shaping ({self._shaping.describe()}) makes {op} overflow float32; shape it less")
+        return frozen(loaded)
 
     def _shaped(self, x: F32, op: OpId) -> F32:
         shaping = self._shaping
         if shaping.mean_shift:
             x = x + np.float32(shaping.mean_shift * np.std(x, dtype=np.float64))
-        if shaping.layer_spread:
-            x = np.ldexp(x, shaping.layer_spread[op.layer_id])
-        if op.logical_step in shaping.outlier_steps:
-            x = x * np.float32(shaping.outlier_factor)
+        with np.errstate(over="ignore"):  # an overflow is refused by the caller
+            if shaping.layer_spread:
+                x = np.ldexp(x, shaping.layer_spread[op.layer_id])
+            if op.logical_step in shaping.outlier_steps:
+                x = x * np.float32(shaping.outlier_factor)
         return x
 
     def _draw_weights(self, layer: int, site: int) -> F32:
@@ -150,3 +130,8 @@ class Replay:
 def load_capture(path: Path) -> Capture:
     """``read_capture``, once per process."""
     return read_capture(path)
+
+
+def open_replay(path: Path, *, shaping: Shaping, seeds: Sequence[int], layers: int, microbatches: int) -> Replay:
+    """A replay of the capture in ``path``."""
+    return Replay(load_capture(path), shaping=shaping, seeds=seeds, layers=layers, microbatches=microbatches)

@@ -159,9 +159,7 @@ def test_first_three_steps_are_the_reference_rounded_to_float16(
         summation = 16 * float(np.finfo(np.float32).eps) * float(np.abs(full).max())
         apart = np.abs(expected.astype(np.float64) - actual)
         far = np.argwhere((away > 1) & (apart > summation))
-        assert far.tolist() == [], (
-            f"step{step}.L{layer}.{role}: {len(far)} values, first at {far[:1].tolist()}"
-        )
+        assert far.tolist() == [], f"step{step}.L{layer}.{role}: {len(far)} values, first at {far[:1].tolist()}"
     assert differing < total / 100
 
 

@@ -94,9 +94,7 @@ def probes(name: str) -> F32:
     points = np.concatenate([grid, (grid[1:] + grid[:-1]) / 2, fmt.smallest_subnormal / 4 * np.arange(5)])
     exact = points.astype(np.float32)
     assert np.array_equal(exact, points)
-    near = np.concatenate(
-        [exact, np.nextafter(exact, np.float32(np.inf)), np.nextafter(exact, np.float32(-np.inf))]
-    )
+    near = np.concatenate([exact, np.nextafter(exact, np.float32(np.inf)), np.nextafter(exact, np.float32(-np.inf))])
     nans = from_bits(0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF)
     edges = from_bits(0x00000001, 0x007FFFFF, 0x00800000, 0x00800001, 0x7F7FFFFF, 0x7F800000)
     return np.concatenate([near, -near, edges, -edges, nans])
@@ -127,17 +125,13 @@ def assert_codes_equal(expected: U8, actual: U8, x: F32) -> None:
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ARCHES)
 def test_the_text_compiles_without_spills_flushing_or_contraction(arch: str) -> None:
-    compiled = compile_cubin(
-        source("encode.cu"), arch, name="encode.cu", ptx=True, options=("--ptxas-options=-v",)
-    )
+    compiled = compile_cubin(source("encode.cu"), arch, name="encode.cu", ptx=True, options=("--ptxas-options=-v",))
     assert compiled.cubin[:4] == b"\x7fELF"
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in compiled.log
     assert compiled.ptx is not None
     assert f".visible .entry {KERNEL}(" in compiled.ptx
     assert re.search(rf"^\.target {arch}\b", compiled.ptx, re.MULTILINE)
-    assert {"sub.rn.f32", "mul.rn.f32"} == set(
-        re.findall(r"\b(?:add|sub|mul|div|mad|fma)[.\w]*\.f\d+", compiled.ptx)
-    )
+    assert {"sub.rn.f32", "mul.rn.f32"} == set(re.findall(r"\b(?:add|sub|mul|div|mad|fma)[.\w]*\.f\d+", compiled.ptx))
     assert ".ftz" not in compiled.ptx
     assert "fma." not in compiled.ptx
 
@@ -253,9 +247,7 @@ def test_on_the_cpu_the_text_equals_ml_dtypes(name: str) -> None:
     x = np.concatenate([probes(name), random_patterns(100_001)])
     with np.errstate(all="ignore"):
         expected = x.astype(getattr(ml_dtypes, name)).view(np.uint8)
-    assert_codes_equal(
-        expected, encode_on_host(x, params(FORMATS[name], POLICIES["ml_dtypes"]), kernel=built()), x
-    )
+    assert_codes_equal(expected, encode_on_host(x, params(FORMATS[name], POLICIES["ml_dtypes"]), kernel=built()), x)
 
 
 @pytest.mark.usefixtures("gpp")
@@ -318,9 +310,7 @@ def test_many_replicas_and_strides_equal_the_numba_backend() -> None:
     spec = CastSpec(fmt=fmt, policy=policy)
     for view, scales in ((x[::-1, ::3], scale[::-1]), (np.asfortranarray(x), scale), (x[::2], scale[::2])):
         expected = get_backend("numba").quantize(view, scales, None, spec).codes
-        assert_codes_equal(
-            expected, encode_on_host(view, params(fmt, policy), scale=scales, kernel=built()), view
-        )
+        assert_codes_equal(expected, encode_on_host(view, params(fmt, policy), scale=scales, kernel=built()), view)
 
 
 @pytest.mark.usefixtures("gpp")
@@ -329,9 +319,7 @@ def test_subnormal_operands_residuals_and_products_are_kept() -> None:
         e4m3_moved = EncodeParams(3, bias, 126, 128, 1, 126, 127, 255)  # its unit is 2^(1 - bias - 3)
         row = x.astype(np.float32).reshape(1, -1)
         c = None if center is None else np.array([center], np.float32)
-        out: U8 = encode_on_host(
-            row, e4m3_moved, scale=np.array([scale], np.float32), center=c, kernel=built()
-        )
+        out: U8 = encode_on_host(row, e4m3_moved, scale=np.array([scale], np.float32), center=c, kernel=built())
         return [int(code) for code in out[0]]
 
     k = np.arange(1.0, 8.0)
@@ -388,9 +376,7 @@ def test_ties_away_differs_at_ties_and_nowhere_else() -> None:
 @pytest.mark.usefixtures("gpp")
 def test_every_finite_code_encodes_to_itself() -> None:
     for fmt in ELEMENT_FORMATS:
-        codes = np.array(
-            [c for c in range(fmt.code_count) if c not in (*fmt.nan_codes, *fmt.inf_codes)], np.uint8
-        )
+        codes = np.array([c for c in range(fmt.code_count) if c not in (*fmt.nan_codes, *fmt.inf_codes)], np.uint8)
         x = decode_codes(codes, fmt)
         assert_codes_equal(codes, encode_on_host(x, params(fmt, POLICIES["ocp"]), kernel=built()), x)
 

@@ -109,9 +109,7 @@ def cancelling(shape: tuple[int, ...], *key: int) -> F32:
         ([INF, -FLT_MAX], [1.0, FLT_MAX], 0x7F800000),
     ],
 )
-def test_known_sums_have_the_bits_worked_out_by_hand(
-    row: list[float], column: list[float], expected: int
-) -> None:
+def test_known_sums_have_the_bits_worked_out_by_hand(row: list[float], column: list[float], expected: int) -> None:
     assert f"{expected:08x}" == hexadecimal(dot(row, column, matmul_oracle))
     assert f"{expected:08x}" == hexadecimal(dot(row, column))
 
@@ -146,9 +144,7 @@ def test_ties_nudged_by_a_far_smaller_product_equal_the_oracle() -> None:
             np.resize([2.0**-90, -(2.0**-90), 0.0], count),
         ]
     ).astype(np.float32)
-    a = np.array(
-        [[1.0, 1.0, 2.0**-30], [-1.0, -1.0, 2.0**-30], [2.0**-125, 2.0**-125, 2.0**-120]], np.float32
-    )
+    a = np.array([[1.0, 1.0, 2.0**-30], [-1.0, -1.0, 2.0**-30], [2.0**-125, 2.0**-125, 2.0**-120]], np.float32)
     actual, report = matmul_with_report(a, b)
     assert_same_bits(matmul_oracle(a, b), actual)
     assert report.recomputed >= 2 * (count * 2 // 3)

@@ -14,7 +14,8 @@ from qsim.errors import InputError, StudyError
 from qsim.philox import Purpose, random_bell, random_order
 from qsim.quant import OpId, Site, TensorRole
 from qsim.sim import Linear, Scores
-from qsim.workloads import Replay, Shaping, load_capture, read_capture
+from qsim.workloads import Replay, Shaping, read_capture
+from qsim.workloads.replay import load_capture
 
 INPUT, WEIGHT, GRAD, Q, K = (int(role) for role in TensorRole)
 QKV, SCORES, UP, DOWN = (int(site) for site in Site)
@@ -278,7 +279,7 @@ def test_a_pass_draws_one_step_and_the_same_rows_in_every_layer_and_role(capture
         assert all(rows == first for rows in found.values())
         order = random_order((5, 6, 7)[replica], Purpose.ORDER, 3)
         assert {int(order[(2 * step + microbatch) % 3])} == {s for s, _ in first}
-        assert len(first) == 8
+        assert len(first) == Shaping().tokens
 
 
 def test_other_steps_microbatches_and_seeds_draw_other_rows(capture):
