@@ -207,7 +207,7 @@ def sweep(
         raise typer.Exit(130) from None
     rows = [(f.cell, f.record) for f in outcome.finished]
     _show_table(rows)
-    _write_products(rows, folder, config.title or path.stem)
+    _write_products(rows, folder, config.title or path.stem, anew=outcome.done_now > 0)
     print(outcome.summary)
     for bad in (*outcome.failed, *outcome.crashed):
         print(f"qsim: {_name(bad.cell)}: {bad.error}", file=sys.stderr)
@@ -239,13 +239,19 @@ def _show_table(rows: list[Row]) -> None:
         console.print(line)
 
 
-def _write_products(rows: list[Row], folder: Path, title: str) -> None:
-    """severity.csv and heatmap.png beside the journal; a missing plot extra costs the picture, not the sweep."""
+def _write_products(rows: list[Row], folder: Path, title: str, *, anew: bool) -> None:
+    """severity.csv and heatmap.png beside the journal, unless they are there and nothing new was computed.
+
+    A missing plot extra costs the picture, not the sweep.
+    """
     from qsim.errors import OutputError, UsageError
     from qsim.report.heatmap import write_heatmap
     from qsim.report.severity_table import severity_csv
 
     table, picture = folder / "severity.csv", folder / "heatmap.png"
+    if not anew and table.is_file() and picture.is_file():
+        print(f"table: {table}   figure: {picture}")
+        return
     try:
         table.write_text(severity_csv(rows), encoding="utf-8")
     except OSError as error:

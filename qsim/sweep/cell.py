@@ -26,7 +26,7 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True):
     tensors: str = "builtin"
     tensors_digest: str = ""
     tokens: int = 4
-    outputs: int = 16
+    outputs: int = 8
     mean_shift: float = 0.0
     layer_spread: tuple[int, ...] = ()
     outlier_steps: tuple[int, ...] = ()

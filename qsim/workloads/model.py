@@ -22,7 +22,7 @@ class Shaping:
     """
 
     tokens: int = 4
-    outputs: int = 16
+    outputs: int = 8
     mean_shift: float = 0.0
     layer_spread: tuple[int, ...] = ()
     outlier_steps: tuple[int, ...] = ()
