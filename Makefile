@@ -47,12 +47,16 @@ test: lint
 docs: $(VENV)/.installed-test
 	$(PY) -m sphinx -W -b html docs docs/_build/html
 
-bench: $(VENV)/.installed-test
-	$(PY) -m pytest benchmarks
+$(VENV)/.installed-bench: $(VENV)/.installed-test
+	$(BIN)/uv pip install --quiet --python $(PY) --constraint constraints.txt --editable ".[bench]"
+	@touch $@
+
+bench: $(VENV)/.installed-bench
+	$(PY) -m pytest benchmarks --benchmark-columns=median,iqr,rounds --benchmark-sort=name
 
 constraints: $(VENV)/.uv
 	$(BIN)/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --upgrade --quiet \
-	  --extra plot --extra test --extra docs --extra notebook pyproject.toml -o constraints.txt
+	  --extra plot --extra test --extra docs --extra notebook --extra bench pyproject.toml -o constraints.txt
 	@echo uv==$$($(BIN)/uv --version | cut -d' ' -f2) >> constraints.txt
 
 clean:

@@ -60,9 +60,9 @@ for (defect, window), outcome in outcomes.items():
 # so a live descale is off by orders of magnitude there. With a window of 16 the scale moves only where a new maximum
 # enters; in the other steps the defect is there and costs nothing.
 #
-# The recompute of D03 is milder than its forward: it encodes after one commit of this tensor and decodes after the
-# second, and both scales come from the same amax. So it is a proper encode of the tensor with a scale of its own, which
-# is another tensor than the forward's.
+# With a window of 1 the recompute of D03 is milder than its forward: it encodes after one commit of this tensor and
+# decodes after the second, and both scales come from the same amax. So it is a proper encode of the tensor with a scale
+# of its own, which is another tensor than the forward's. With a window of 16 that holds up to step 7 only.
 
 
 # %%
@@ -87,8 +87,8 @@ plt.show()
 
 # %% [markdown]
 # The crosses of D01 lie on its line: forward and recompute are equal to the bit. With a window of 16 the forward of D03
-# leaves that of D01 from step 9 on: two insertions a step fill a window of 16 after eight steps, so it looks back half
-# as far.
+# leaves that of D01 from step 9 on, and its recompute is no longer the milder one from step 8 on: two insertions a step
+# fill a window of 16 after eight steps, so it looks back half as far.
 #
 # ## Stale centre, stale scale
 #
@@ -130,8 +130,9 @@ plt.show()
 
 # %% [markdown]
 # Neither is worse as such. With a window of 1 the median of the stale scale is the larger one at small k, that of the
-# stale centre from about k = 1 on; the p99s cross later, between k = 4 and 8. With a window of 16 the median of the
-# stale scale is 0 throughout: its scale has moved in few steps. The centre has no window, it moves with every commit.
+# stale centre from k = 2 on; the p99s cross later, between k = 4 and 8. With a window of 16 the median of the stale scale
+# is 0 throughout: its scale has moved in few steps, and its p99 is the larger one up to k = 2. The centre has no window,
+# it moves with every commit.
 
 # %%
 print(f"{'defect':12} {'window':>6} {'k':>6} {'median':>8} {'p99':>8}")

@@ -82,7 +82,7 @@ def demo() -> None:
     console.print(demo_table(rows))
     console.print(
         f"\nFP8 E4M3 delayed scaling, window 1, real activations, {STEPS} steps x {LAYERS} layers, {REPLICAS} seeds. "
-        "commits: per owner and step.\ngain: descale used / descale paired (median, farthest from 1). "
+        "commits: per owner and step.\ngain: descale used / descale paired (median factor, farthest from 1). "
         "error: of GEMM outputs against the correct twin.\n"
         "Next: python -m qsim defects, python -m qsim sweep"
     )

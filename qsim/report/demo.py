@@ -51,7 +51,7 @@ def _cell(scene: Scene) -> Cell:
 
 
 def demo_table(rows: list[tuple[Scene, CellRecord]]) -> Table:
-    """The three rows. commits: per owner and step. gain: median and farthest of descale used / descale paired."""
+    """The three rows. commits: per owner and step. gain: of descale used / descale paired, see CellRecord."""
     from rich.table import Table
 
     table = Table(show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
@@ -63,7 +63,7 @@ def demo_table(rows: list[tuple[Scene, CellRecord]]) -> Table:
             scene.title,
             f"{r.commits / r.commits_expected:.3g}",
             f"{100 * (1 - r.replay_mismatch):.0f}%",
-            figure(r.gain_median),
+            f"x{figure(r.gain_median)}",
             figure(r.gain_max),
             figure(r.rel_error_median),
             figure(r.rel_error_p99),

@@ -59,14 +59,12 @@ def _by_step(outcome: Outcome) -> Table:
     for (_, step), count in severity.commits.items():
         commits[step] += count
     for step in range(forward.shape[0]):
-        gains = [part.gain[i] for part in severity.gemms.values() for i, k in enumerate(part.keys) if k.op[0] == step]
-        gain = np.concatenate(gains)
-        far = gain[np.argmax(np.abs(np.log(np.maximum(gain, np.finfo(np.float64).tiny))))]
+        far = severity.farthest_gain(skip_steps=step, steps=1)
         table.add_row(
             str(step),
             figure(_median(forward[step])),
             figure(_median(again[step])),
-            figure(float(far)),
+            figure(far),
             str(int(bad[step].sum())),
             str(commits[step]),
         )

@@ -6,6 +6,7 @@ the replica axis, so a replica's figures do not depend on how many there are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -52,6 +53,12 @@ class GemmSeverity:
     gain: F64
     center_gap: F64
 
+    @property
+    def gain_factor(self) -> F64:
+        """max(gain, 1 / gain): how far a gain is from 1, in either direction; inf for a gain of 0."""
+        with np.errstate(divide="ignore"):
+            return np.maximum(self.gain, 1.0 / self.gain)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastSeverity:
@@ -80,24 +87,40 @@ class Severity:
     replay_mismatch: Bool
     commits: Mapping[tuple[str, int], int]
 
-    def worst_error(self, *, skip_steps: int = 0) -> F64:
-        """rel_error [gemms, replicas], for each GEMM the worse of forward and recompute; then backward's.
+    def worst(self, field: str, *, skip_steps: int = 0) -> F64:
+        """One field of ``gemms`` [gemms, replicas]: for each GEMM the larger of forward and recompute; then backward's.
 
-        Steps below ``skip_steps`` are left out (a cold start).
+        Forward and recompute visit layers in opposite orders; they are matched by GEMM. Steps below ``skip_steps``
+        are left out (a cold start).
         """
         keys = self.gemms[FORWARD].keys
         rows = {key: i for i, key in enumerate(self.gemms[RECOMPUTE].keys)}
-        again = self.gemms[RECOMPUTE].rel_error[[rows[key] for key in keys]]
-        worst = np.maximum(self.gemms[FORWARD].rel_error, again)[_from(keys, skip_steps)]
+        again = _values(self.gemms[RECOMPUTE], field)[[rows[key] for key in keys]]
+        worst = np.maximum(_values(self.gemms[FORWARD], field), again)[_from(keys, skip_steps)]
         if BACKWARD in self.gemms:
             back = self.gemms[BACKWARD]
-            worst = np.concatenate([worst, back.rel_error[_from(back.keys, skip_steps)]])
+            worst = np.concatenate([worst, _values(back, field)[_from(back.keys, skip_steps)]])
         return worst
+
+    def worst_error(self, *, skip_steps: int = 0) -> F64:
+        """``worst`` of rel_error."""
+        return self.worst("rel_error", skip_steps=skip_steps)
+
+    def farthest_gain(self, *, skip_steps: int = 0, steps: int | None = None) -> float:
+        """The gain farthest from 1 (by its logarithm) in steps skip_steps .. skip_steps + steps - 1; 1.0 for none."""
+        end = math.inf if steps is None else skip_steps + steps
+        gains = [
+            part.gain[[i for i, key in enumerate(part.keys) if skip_steps <= key.op.logical_step < end]].ravel()
+            for part in self.gemms.values()
+        ]
+        gain = np.concatenate([*gains, [1.0]])
+        with np.errstate(divide="ignore"):
+            return float(gain[np.argmax(np.abs(np.log(gain)))])
 
     def by_step_and_layer(self, phase: str, field: str) -> F64:
         """[steps, layers, replicas] of one field of ``gemms``: the largest over microbatches and sites."""
         part = self.gemms[phase]
-        values = np.asarray(getattr(part, field), np.float64)
+        values = _values(part, field)
         steps = 1 + max(key.op.logical_step for key in part.keys)
         layers = 1 + max(key.op.layer_id for key in part.keys)
         out = np.full((steps, layers, values.shape[1]), -np.inf)
@@ -105,6 +128,10 @@ class Severity:
             at = key.op.logical_step, key.op.layer_id
             out[at] = np.maximum(out[at], row)
         return out
+
+
+def _values(part: GemmSeverity, field: str) -> F64:
+    return np.asarray(getattr(part, field), np.float64)
 
 
 def _from(keys: Sequence[GemmKey], skip_steps: int) -> list[int]:
@@ -292,7 +319,8 @@ def _casts(defective: Trace, correct: Trace, phase: str) -> CastSeverity:
         match[rows] = (_flat(codes, rows) == _flat(twins, rows)).mean(axis=1).reshape(shape)
         x = _flat(inputs, rows)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.abs(x.mean(axis=1, dtype=np.float64)) / x.std(axis=1, dtype=np.float64)
+            mean = np.abs(x.mean(axis=1, dtype=np.float64))
+            ratio = np.where(mean == 0, 0.0, mean / x.std(axis=1, dtype=np.float64))  # an all-zero tensor has k = 0
         k[rows] = ratio.reshape(shape)
     elements = np.array([x[0].size for x in inputs], np.float64).reshape(n, 1)
     return CastSeverity(

@@ -60,7 +60,9 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     rel_error_*: over all replicas, steps >= skip_steps, microbatches, layers and GEMMs, the worse of forward
     and recompute; rel_error_replica: the median of each replica. reference_error*: against high precision.
     replay_mismatch: share of GEMMs whose recomputed output differs from the forward's in any bit.
-    k: median |mean| / sigma of the encoded activations. Shares are of elements.
+    gain_median: median of max(g, 1/g), g = descale used / descale paired, multiplied over a GEMM's operands, the
+    larger of forward and recompute;
+    gain_max: the g farthest from 1. k: median |mean| / sigma of the encoded activations. Shares are of elements.
     """
 
     status: str

@@ -263,16 +263,13 @@ def _record(
     distinct_rows: int,
 ) -> CellRecord:
     skip = cell.skip_steps
-    error = severity.worst_error(skip_steps=skip)
-    replayed = {p: g for p, g in severity.gemms.items() if p in ("f", "r")}
+    error = severity.worst("rel_error", skip_steps=skip)
     casts = [c for c in severity.casts.values() if c.ops]
-    late = {p: [i for i, k in enumerate(g.keys) if k.op.logical_step >= skip] for p, g in severity.gemms.items()}
-    gain = np.concatenate([g.gain[late[p]].ravel() for p, g in severity.gemms.items()])
-    farthest = gain[np.argmax(np.abs(np.log(np.maximum(gain, np.finfo(np.float64).tiny))))]
     bad = sum((g.nonfinite.sum(axis=0) for g in severity.gemms.values()), np.zeros(cell.replicas, np.int64))
-    worst_reference = np.maximum.reduce([g.reference_error[late[p]] for p, g in replayed.items()])
-    correct_reference = np.maximum.reduce([g.reference_error_correct[late[p]] for p, g in replayed.items()])
-    mismatch = severity.replay_mismatch
+
+    def median(field: str) -> float:
+        return _median(severity.worst(field, skip_steps=skip))
+
     return CellRecord(
         status="ok",
         broken=broken_ids,
@@ -284,14 +281,14 @@ def _record(
         rel_error_p99=_quantile(error, 0.99),
         rel_error_max=float(error.max()),
         rel_error_replica=tuple(_median(column) for column in error.T),
-        reference_error_median=_median(worst_reference),
-        reference_error_correct=_median(correct_reference),
-        replay_mismatch=float(mismatch.mean()),
+        reference_error_median=median("reference_error"),
+        reference_error_correct=median("reference_error_correct"),
+        replay_mismatch=float(severity.replay_mismatch.mean()),
         code_match=float(np.mean([c.code_match.mean() for c in casts])) if casts else 1.0,
-        gain_median=_median(gain),
-        gain_max=float(farthest),
-        center_gap_median=_median(np.concatenate([g.center_gap[late[p]].ravel() for p, g in severity.gemms.items()])),
-        ulp_median=_median(np.concatenate([g.ulp[late[p]].ravel() for p, g in severity.gemms.items()])),
+        gain_median=median("gain_factor"),
+        gain_max=severity.farthest_gain(skip_steps=skip),
+        center_gap_median=median("center_gap"),
+        ulp_median=median("ulp"),
         max_abs_error=max(float(g.max_abs.max()) for g in severity.gemms.values()),
         saturated_share=float(np.mean([c.saturated.mean() for c in casts])) if casts else 0.0,
         flushed_share=float(np.mean([c.flushed.mean() for c in casts])) if casts else 0.0,

@@ -299,3 +299,38 @@ def test_by_step_and_layer_takes_the_largest_over_microbatches_and_sites(d01):
     merged = dataclasses.replace(d01, gemms={"f": again}).by_step_and_layer("f", "rel_error")
     whole = d01.by_step_and_layer("f", "rel_error")
     assert np.array([whole[:2].max(axis=0), whole[2:4].max(axis=0), whole[4]]).tolist() == merged.tolist()
+
+
+def test_the_worse_of_forward_and_recompute_is_taken_gemm_by_gemm_though_their_orders_differ() -> None:
+    from dataclasses import replace as changed
+
+    from qsim.quant import OpId
+    from qsim.severity.measure import GemmKey, GemmSeverity, Severity
+
+    up, down = [GemmKey(OpId(0, 0, layer), "linear") for layer in (0, 1, 2)], [2, 1, 0]
+    ones = np.ones((3, 1))
+    forward = GemmSeverity(
+        keys=tuple(up),
+        rel_error=np.array([[1.0], [2.0], [3.0]]),
+        max_abs=ones,
+        reference_error=np.array([[0.1], [0.2], [0.3]]),
+        reference_error_correct=ones,
+        ulp=np.ones((3, 1), np.int64),
+        nonfinite=np.zeros((3, 1), np.int64),
+        elements=3,
+        gain=np.array([[0.5], [1.0], [4.0]]),
+        center_gap=ones,
+    )
+    again = changed(
+        forward,
+        keys=tuple(up[i] for i in down),
+        rel_error=np.array([[9.0], [1.0], [0.0]]),
+        reference_error=np.array([[0.0], [0.7], [0.0]]),
+        gain=np.array([[1.0], [8.0], [1.0]]),
+    )
+    both = Severity(gemms={"f": forward, "r": again}, casts={}, replay_mismatch=np.zeros((3, 1), np.bool_), commits={})
+    assert [[1.0], [2.0], [9.0]] == both.worst("rel_error").tolist()
+    assert [[0.1], [0.7], [0.3]] == both.worst("reference_error").tolist()
+    assert [[2.0], [8.0], [4.0]] == both.worst("gain_factor").tolist()
+    assert 8.0 == both.farthest_gain()
+    assert 1.0 == both.farthest_gain(skip_steps=1)
