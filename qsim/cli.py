@@ -24,7 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     help="Bit-exact FP8/FP4 codecs, and the lifecycle of stateful quantizers under activation recompute.",
-    epilog="Exit codes: 0 fine, 1 violation or unexpected outcome, 2 usage, 3 unreadable input or output, 130 Ctrl-C.",
+    epilog="Exit codes: 0 as expected, 1 an unexpected outcome or failed cells, 2 usage, 3 unreadable input or "
+    "unwritable output, 130 Ctrl-C.",
 )
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

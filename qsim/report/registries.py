@@ -71,7 +71,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]])
 
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False, box=None, padding=(0, 1))
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in ("id", "name", "kind", "breaks"))
     for row in rows:
         table.add_row(*(str(value) for value in row))
     return table

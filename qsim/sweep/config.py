@@ -168,6 +168,6 @@ def _with_tensors(config: SweepConfig, base: Path) -> SweepConfig:
     except OSError as error:
         raise InputError(
             f"workload.tensors: {shown(given)} cannot be read at {str(path)!r} ({error.strerror}); "
-            f'give a .safetensors file, or "{BUILTIN}"'
+            f'give a .safetensors or .npz file, or "{BUILTIN}"'
         ) from error
     return config.with_tensors(BUILTIN if given == BUILTIN else str(path.resolve()), digest.hexdigest())

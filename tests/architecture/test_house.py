@@ -59,7 +59,8 @@ def test_below_the_sweep_no_clock_is_read() -> None:
 
 
 def test_no_room_has_outgrown_itself() -> None:
-    long = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := len(p.read_text().splitlines())) > 430}
+    rooms = [p for p in SOURCES if "studies" not in p.parts]
+    long = {str(p.relative_to(ROOT)): n for p in rooms if (n := len(p.read_text().splitlines())) > 400}
     assert {} == long
 
 

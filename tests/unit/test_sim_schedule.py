@@ -175,3 +175,10 @@ def test_build_case_declares_the_scope_and_the_unit_that_it_wrote() -> None:
     begins = [e for e in case.schedule if isinstance(e, Begin)]
     assert all(e.cell == case.context.scope(e.op) for e in begins)
     assert OpId(0, 0, 1, 1, int(TensorRole.ATTN_K)) in {e.op for e in begins}
+
+
+def test_cadence_step_commits_what_backward_observed_too() -> None:
+    spec = ScheduleSpec(steps=1, layers=1, microbatches=2)
+    case = case_of(DELAYED, spec=spec, body=(Linear(0, True),), cadence=Cadence.STEP)
+    commits = {TensorRole(e.op.role_id).name: len(e.obs) for e in case.schedule if isinstance(e, Commit)}
+    assert {"INPUT": 2, "WEIGHT": 2, "GRAD_OUTPUT": 2} == commits
