@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from qsim import __version__
-from qsim.errors import QsimError
+from qsim.errors import OutputError, QsimError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,16 +41,29 @@ def main() -> NoReturn:
     except QsimError as error:
         print(f"qsim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of a pipe has had enough
-        sys.stderr.close()
+    except OSError as error:  # standard output: its reader is gone (nothing is lost), or its device is full
+        _forget_stdout()
+        if isinstance(error, BrokenPipeError):
+            sys.exit(0)
+        print(f"qsim: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(OutputError.exit_code)
     sys.exit(0)
+
+
+def _forget_stdout() -> None:
+    """Send the rest of standard output nowhere, so that the interpreter's last flush cannot fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _console() -> Console:
     from rich.console import Console
 
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=WIDTH)
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with 1, which means something else here
+            _forget_stdout()
+
+    out = Quiet(highlight=False)
+    return out if out.is_terminal else Quiet(highlight=False, width=WIDTH)
 
 
 def _print_json(data: object) -> None:
@@ -187,6 +201,7 @@ def sweep(
     """Run a study over its grid and print the severity table; resumes by itself after any interruption."""
     from qsim._paths import studies_dir
     from qsim.backends import resolve_backend
+    from qsim.report.products import write_products
     from qsim.sweep.config import load_study
     from qsim.sweep.known import registries
     from qsim.sweep.progress import SweepProgress
@@ -207,8 +222,9 @@ def sweep(
         print(f"qsim: stopped; what is finished stays in {folder}, call again to go on", file=sys.stderr)
         raise typer.Exit(130) from None
     rows = [(f.cell, f.record) for f in outcome.finished]
+    products = write_products(rows, folder, title=config.title or path.stem)  # first: a closed pipe loses nothing
     _show_table(rows)
-    _write_products(rows, folder, config.title or path.stem, anew=outcome.done_now > 0)
+    print(products)
     print(outcome.summary)
     for bad in (*outcome.failed, *outcome.crashed):
         print(f"qsim: {_name(bad.cell)}: {bad.error}", file=sys.stderr)
@@ -238,30 +254,6 @@ def _show_table(rows: list[Row]) -> None:
         console.print(table, "")
     for line in notes(rows):
         console.print(line)
-
-
-def _write_products(rows: list[Row], folder: Path, title: str, *, anew: bool) -> None:
-    """severity.csv and heatmap.png beside the journal, unless they are there and nothing new was computed.
-
-    A missing plot extra costs the picture, not the sweep.
-    """
-    from qsim.errors import OutputError, UsageError
-    from qsim.report.heatmap import write_heatmap
-    from qsim.report.severity_table import severity_csv
-
-    table, picture = folder / "severity.csv", folder / "heatmap.png"
-    if not anew and table.is_file() and picture.is_file():
-        print(f"table: {table}   figure: {picture}")
-        return
-    try:
-        table.write_text(severity_csv(rows), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{table} cannot be written: {error.strerror}; the journal beside it is whole") from error
-    try:
-        write_heatmap(rows, picture, title=title)
-        print(f"table: {table}   figure: {picture}")
-    except UsageError as error:
-        print(f"table: {table}   no figure: {error}")
 
 
 @app.command()

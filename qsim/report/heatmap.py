@@ -95,12 +95,23 @@ def _grid(group: Sequence[Row], defects: Sequence[str], formats: Sequence[str]) 
     return values, text, bad
 
 
-def write_heatmap(rows: Sequence[Row], path: Path, *, title: str) -> None:
-    """Draw and write a PNG; the file appears whole or not at all. OutputError where it cannot be written."""
+def is_whole(path: Path, mark: str) -> bool:
+    """True where ``path`` is a complete PNG that was drawn with this mark."""
+    if not path.is_file():
+        return False
+    data = path.read_bytes()
+    return mark.encode() in data and data.endswith(b"IEND\xaeB`\x82")
+
+
+def write_heatmap(rows: Sequence[Row], path: Path, *, title: str, mark: str) -> None:
+    """Draw and write a PNG; the file appears whole or not at all. OutputError where it cannot be written.
+
+    mark: a digest of what is drawn, kept in the file's metadata for ``is_whole``.
+    """
     fig = severity_figure(rows, title=title)
     part = path.with_name(f".{path.name}.part")
     try:
-        fig.savefig(part, format="png", metadata={"Software": None})
+        fig.savefig(part, format="png", metadata={"Software": None, "Comment": mark})
         part.replace(path)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -55,6 +55,9 @@ class Scores(NamedTuple):
 
 Body = tuple[Linear | Scores, ...]
 
+MAX_VISITS = 1_000_000
+"""Layer visits of one replay: a schedule is held in memory whole."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
@@ -70,6 +73,12 @@ class ScheduleSpec:
         for name in ("steps", "microbatches", "layers", "workers"):
             if getattr(self, name) < 1:
                 raise UsageError(f"schedule.{name} is {getattr(self, name)}; it must be at least 1")
+        visits = self.steps * self.microbatches * self.layers
+        if visits > MAX_VISITS:
+            raise UsageError(
+                f"schedule: {self.steps} steps x {self.microbatches} microbatches x {self.layers} layers are {visits} "
+                f"layer visits; one replay takes at most {MAX_VISITS}"
+            )
         if self.microbatches % self.workers:
             raise UsageError(
                 f"schedule.microbatches {self.microbatches} is no multiple of schedule.workers {self.workers}; "
@@ -263,5 +272,9 @@ def build_case(
                 f'scale for ever; use recipe "current"'
             )
     unit = cadence or preset.cadence
+    if preset.breaks and unit is not preset.cadence:
+        raise CaseError(
+            f'preset "{preset.name}" is defective by its {preset.cadence.value} commits; it has no other unit'
+        )
     schedule = build_schedule(spec, body=body, preset=preset, scope=scope, cadence=unit, recipe=recipe)
     return Case(schedule=schedule, recipe=recipe, policy=policy, context=Context(scope=scope, unit=unit))

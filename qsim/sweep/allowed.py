@@ -142,7 +142,10 @@ def hint(wrong: str, names: Iterable[str]) -> str:
 
 def shown(value: Any) -> str:
     """A value as TOML would write it, cut to one short line."""
-    text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists without end
+        text = f"a {type(value).__name__} too large to show"
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:57] + "..."
 

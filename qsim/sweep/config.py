@@ -39,9 +39,14 @@ def load_study(path_or_text: Path | str, known: Known, overrides: list[str] | No
     where, folder, text = _source(path_or_text)
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise StudyError(f"{where} is no TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, brackets without end
+        raise StudyError(f"{where} is no TOML: {str(error).splitlines()[0]}") from error
     problems = Problems()
+    for override in overrides or []:
+        try:
+            override.encode("utf-8")
+        except UnicodeEncodeError as error:  # bytes of the command line that are no text
+            raise StudyError(f"--set {override!a}: broken UTF-8; write plain text") from error
     overridden = _override(raw, overrides or [], problems)
     _find_duplicates(raw, known, problems)
     config = None
@@ -114,7 +119,7 @@ def _toml_value(text: str) -> Any:
     """A TOML value; what is none is a string."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text.strip()
     return parsed["value"] if set(parsed) == {"value"} else text.strip()
 
@@ -159,15 +164,19 @@ def _word(found: dict[str, Any], problems: Problems) -> None:
 def _with_tensors(config: SweepConfig, base: Path) -> SweepConfig:
     """Find the tensors and tie the study to their bytes."""
     given = config.workload.tensors
-    path = _paths.sample_capture() if given == BUILTIN else base / Path(given).expanduser()
     digest = hashlib.sha256()
+    try:
+        path = _paths.sample_capture() if given == BUILTIN else base / Path(given).expanduser()
+    except RuntimeError as error:  # ~name of a user who is not there
+        raise InputError(f"workload.tensors: {shown(given)} cannot be found: {error}") from error
     try:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError: a null byte in the name
         raise InputError(
-            f"workload.tensors: {shown(given)} cannot be read at {str(path)!r} ({error.strerror}); "
+            f"workload.tensors: {shown(given)} cannot be read at {str(path)!r} "
+            f"({getattr(error, 'strerror', None) or error}); "
             f'give a .safetensors or .npz file, or "{BUILTIN}"'
         ) from error
     return config.with_tensors(BUILTIN if given == BUILTIN else str(path.resolve()), digest.hexdigest())

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from qsim.errors import OutputError, QsimError, UsageError
+from qsim.errors import InputError, OutputError, QsimError, UsageError
 from qsim.sweep.cell import Cell
 from qsim.sweep.folder import FolderLock, prepare_folder
 from qsim.sweep.identity import ENGINE, case_id, encode_cell, spec_hash, text_digest
@@ -94,6 +94,8 @@ class Journal:
                 self._db.execute(f"PRAGMA user_version = {VERSION}")
             else:
                 held = self._one("SELECT spec_hash FROM sweep ORDER BY number DESC LIMIT 1")
+                if held is None:
+                    raise InputError("the journal in this folder is damaged: it names no study; choose another --out")
                 self._db.execute("UPDATE attempts SET outcome = 'interrupted' WHERE outcome IS NULL")
                 if held == wanted:
                     return

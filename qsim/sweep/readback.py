@@ -53,14 +53,20 @@ def read_journal(out: Path | str) -> JournalView:
         if is_fresh(db, path):
             raise InputError(f"{str(path)!r} holds no sweep yet; run it again in a moment")
         db.execute("BEGIN")  # one moment for all queries
-        text, spec = db.execute("SELECT spec_text, spec_hash FROM sweep ORDER BY number DESC LIMIT 1").fetchone()
-        (provenance,) = db.execute("SELECT provenance FROM sweep ORDER BY number LIMIT 1").fetchone()
+        newest = db.execute("SELECT spec_text, spec_hash FROM sweep ORDER BY number DESC LIMIT 1").fetchone()
+        oldest = db.execute("SELECT provenance FROM sweep ORDER BY number LIMIT 1").fetchone()
+        if newest is None or oldest is None:
+            raise InputError(f"{str(path)!r} is damaged: it names no study; choose another --out")
+        (text, spec), (provenance,) = newest, oldest
         rows = db.execute(
             "SELECT c.case_id, c.cell, c.state, c.note, r.digest, r.body "
             "FROM cases c LEFT JOIN results r ON r.case_id = c.case_id ORDER BY c.position"
         ).fetchall()
         cases = tuple(_case(row, path) for row in rows)
-    return JournalView(spec_text=text, spec_hash=spec, provenance=json.loads(provenance), cases=cases)
+    try:
+        return JournalView(spec_text=text, spec_hash=spec, provenance=json.loads(provenance), cases=cases)
+    except ValueError as error:
+        raise InputError(f"{str(path)!r} is damaged: its provenance is no JSON; choose another --out") from error
 
 
 def _case(row: tuple[str, str, str, str, str | None, str | None], path: Path) -> Case:

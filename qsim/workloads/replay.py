@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qsim.arrays import F32, I64, frozen
+from qsim.arrays import F32, FLT_MAX, I64, frozen
 from qsim.errors import StudyError
 from qsim.philox import Purpose, random_bell, random_order, random_words
 from qsim.quant import OpId, Site, TensorRole
@@ -37,6 +37,7 @@ class Replay:
             raise StudyError(
                 f"workload.layer_spread has {len(shaping.layer_spread)} exponents for {layers} layers; give one each"
             )
+        _check_shaping(capture, shaping, layers)
         self._capture, self._shaping, self._seeds = capture, shaping, tuple(seeds)
         self._microbatches = microbatches
         self._orders = [random_order(seed, Purpose.ORDER, len(capture.steps)) for seed in self._seeds]
@@ -96,20 +97,16 @@ class Replay:
             whole = source[self._step(replica, op), layer, name]
             shaped = whole if role is TensorRole.GRAD_OUTPUT else self._shaped(whole, op)
             picked.append(shaped[self._rows(replica, op)])
-        loaded = np.stack(picked)
-        if not np.isfinite(loaded).all():
-            raise StudyError(f"shaping ({self._shaping.describe()}) makes {op} overflow float32; shape it less")
-        return frozen(loaded)
+        return frozen(np.stack(picked))
 
     def _shaped(self, x: F32, op: OpId) -> F32:
         shaping = self._shaping
         if shaping.mean_shift:
             x = x + np.float32(shaping.mean_shift * np.std(x, dtype=np.float64))
-        with np.errstate(over="ignore"):  # an overflow is refused by the caller
-            if shaping.layer_spread:
-                x = np.ldexp(x, shaping.layer_spread[op.layer_id])
-            if op.logical_step in shaping.outlier_steps:
-                x = x * np.float32(shaping.outlier_factor)
+        if shaping.layer_spread:
+            x = np.ldexp(x, shaping.layer_spread[op.layer_id])
+        if op.logical_step in shaping.outlier_steps:
+            x = x * np.float32(shaping.outlier_factor)
         return x
 
     def _draw_weights(self, layer: int, site: int) -> F32:
@@ -124,6 +121,23 @@ class Replay:
         fan_in = np.float32(1.0 / np.sqrt(np.float64(inner)))
         drawn = [random_bell(s, Purpose.WEIGHTS, shape, layer=layer, site=site) * fan_in for s in self._seeds]
         return frozen(np.stack(drawn))
+
+
+def _check_shaping(capture: Capture, shaping: Shaping, layers: int) -> None:
+    """StudyError where a shaped activation could pass float32's largest number."""
+    factor = max(shaping.outlier_factor, 1.0) if shaping.outlier_steps else 1.0
+    for (step, layer, name), x in capture.activations.items():
+        at = capture.layers.index(layer)
+        if at >= layers:
+            continue
+        wide = x.astype(np.float64)
+        spread = 2.0 ** shaping.layer_spread[at] if shaping.layer_spread else 1.0
+        with np.errstate(over="ignore"):
+            peak = (np.abs(wide).max() + abs(shaping.mean_shift) * wide.std()) * spread * factor
+        if not peak <= FLT_MAX:
+            raise StudyError(
+                f"shaping ({shaping.describe()}) makes step{step}.L{layer}.{name} overflow float32; shape it less"
+            )
 
 
 @lru_cache(maxsize=4)

@@ -320,3 +320,21 @@ def test_a_full_disk_is_an_output_error_and_the_journal_stays_whole(
             journal.fail(case_id(cells[1]), "x" * 100_000)
         assert journal.done() == {case_id(cells[0])}
     assert [case.state for case in read_journal(tmp_path).cases] == ["done", "pending", "pending", "pending"]
+
+
+def test_a_journal_that_names_no_study_is_damaged(tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    from qsim.sweep.readback import read_journal
+
+    cells = ()
+    with Journal.open(tmp_path, cells, spec_text="", provenance={}):
+        pass
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+        db.execute("delete from sweep")
+        db.commit()
+    with pytest.raises(InputError, match="is damaged: it names no study"):
+        read_journal(tmp_path)
+    with pytest.raises(InputError), Journal.open(tmp_path, cells, spec_text="", provenance={}):
+        pass

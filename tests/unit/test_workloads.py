@@ -1,5 +1,6 @@
 """Captures read and refused, and replays as pure functions of seed and operation."""
 
+import json
 import pickle
 import zipfile
 from itertools import product
@@ -381,3 +382,26 @@ def test_more_layers_than_captured_or_spread_are_a_study_error(capture):
         replay(capture, layers=3)
     with pytest.raises(StudyError, match=r"layer_spread has 1 exponents for 2 layers"):
         replay(capture, layer_spread=(1,))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"((((((((", b"{'descr':'<f4','fortr", b"{'descr':'<f4','fortran_order':False,'shape':(" + b"9" * 40 + b",4)}"],
+)
+def test_an_archive_whose_array_header_is_damaged_is_an_input_error(header, tmp_path):
+    path = tmp_path / "damaged.npz"
+    text = header.ljust(117) + b"\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("step0.L0.qkv_in.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(InputError, match=r"damaged\.npz: cannot be read as \.npz"):
+        read_capture(path)
+
+
+def test_a_safetensors_shape_that_no_array_can_have_is_an_input_error(tmp_path):
+    path = tmp_path / "huge.safetensors"
+    entry = {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}
+    for name in ("step0.L0.qkv_in", "foreign"):
+        head = json.dumps({name: entry}).encode()
+        path.write_bytes(len(head).to_bytes(8, "little") + head)
+        with pytest.raises(InputError, match=r"huge\.safetensors"):
+            read_capture(path)

@@ -19,15 +19,19 @@ def _workers(case: Case) -> int:
 
 def commit_per_worker(case: Case) -> Case:
     """Each worker commits what it saw itself, where one merged commit was due."""
-    workers = _workers(case)
+    _workers(case)
+    return split_by_worker(case)
+
+
+def split_by_worker(case: Case) -> Case:
+    """Every merged commit becomes one commit a worker, of that worker's own observations."""
     seen_by = {e.into: e.op.worker_id for e in case.schedule if isinstance(e, Observe)}
     schedule: list[Event] = []
     for event in case.schedule:
         if isinstance(event, Commit) and len(event.obs) > 1:
-            for worker in range(workers):
+            for worker in sorted({seen_by[name] for name in event.obs}):
                 mine = tuple(name for name in event.obs if seen_by[name] == worker)
-                if mine:
-                    schedule.append(event._replace(op=event.op._replace(worker_id=worker), obs=mine))
+                schedule.append(event._replace(op=event.op._replace(worker_id=worker), obs=mine))
         else:
             schedule.append(event)
     return rewritten(case, schedule)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from qsim.quant import OpId
 from qsim.sim.case import Case
+from qsim.sim.defects.concurrency import split_by_worker
 from qsim.sim.defects.model import Fix, rewritten
 from qsim.sim.defects.scope import one_snapshot
 from qsim.sim.events import (
@@ -133,7 +134,8 @@ def compare_and_set(case: Case) -> Case:
 
 
 def per_worker_state(case: Case) -> Case:
-    """Each worker has its own copy of every state, and that is what is declared."""
+    """Each worker has its own copy of every state, commits what it saw itself, and that is what is declared."""
+    case = split_by_worker(case)
     schedule: list[Event] = [
         e._replace(cell=e.cell._replace(worker_id=e.op.worker_id))
         if isinstance(e, (Begin, Commit, Fetch, Store))
