@@ -24,11 +24,11 @@ $(VENV)/.uv:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.uv $(PINS)
-	$(BIN)/uv pip install --quiet --python $(PY) --constraint constraints.txt --editable ".[plot]"
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --constraint constraints.txt --editable ".[plot]"
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.uv $(PINS)
-	$(BIN)/uv pip install --quiet --python $(PY) --constraint constraints.txt --editable ".[test,docs]"
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --constraint constraints.txt --editable ".[test,docs]"
 	@touch $@ $(VENV)/.installed
 
 sweep: $(VENV)/.installed
@@ -48,7 +48,7 @@ docs: $(VENV)/.installed-test
 	$(PY) -m sphinx -W -b html docs docs/_build/html
 
 $(VENV)/.installed-bench: $(VENV)/.installed-test
-	$(BIN)/uv pip install --quiet --python $(PY) --constraint constraints.txt --editable ".[bench]"
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --constraint constraints.txt --editable ".[bench]"
 	@touch $@
 
 bench: $(VENV)/.installed-bench
