@@ -102,10 +102,6 @@ class Severity:
             worst = np.concatenate([worst, _values(back, field)[_from(back.keys, skip_steps)]])
         return worst
 
-    def worst_error(self, *, skip_steps: int = 0) -> F64:
-        """``worst`` of rel_error."""
-        return self.worst("rel_error", skip_steps=skip_steps)
-
     def farthest_gain(self, *, skip_steps: int = 0, steps: int | None = None) -> float:
         """The gain farthest from 1 (by its logarithm) in steps skip_steps .. skip_steps + steps - 1; 1.0 for none."""
         end = math.inf if steps is None else skip_steps + steps

@@ -13,13 +13,11 @@ every step and layer. Arrays of other names are left alone and listed in ``ignor
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -41,7 +39,6 @@ NAMES: Mapping[str, tuple[Site, TensorRole]] = MappingProxyType(
 _KEY = re.compile(
     rf"(?:step(?P<step>\d+)\.)?L(?P<layer>\d+)\.(?P<name>{'|'.join(NAMES)})(?:\.(?P<kind>weight|grad_output))?"
 )
-_BROKEN_NPZ = (ValueError, OSError, EOFError, KeyError, MemoryError, RuntimeError, BadZipFile, zlib.error)
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 Key = tuple[int, int, str]

@@ -111,6 +111,4 @@ def test_names_in_the_readme_are_registered():
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
 def test_every_link_of_the_readme_leads_to_a_file(target):
-    if target == "docs/images/severity.png" and not (ROOT / target).exists():
-        pytest.skip("the picture is made by the default study")
     assert (ROOT / target).exists()

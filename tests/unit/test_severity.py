@@ -157,12 +157,12 @@ def test_worst_error_takes_the_worse_phase_and_skips_the_first_steps(d01):
     cost = dataclasses.replace(d01, gemms={"f": forward, "r": dataclasses.replace(again, rel_error=worse)})
     expected = forward.rel_error.copy()
     expected[[key.op[:3] for key in forward.keys].index((3, 0, 1))] = 0.5, INF
-    assert expected.tolist() == cost.worst_error().tolist()
+    assert expected.tolist() == cost.worst("rel_error").tolist()
     late = [i for i, key in enumerate(forward.keys) if key.op.logical_step >= 2]
-    assert expected[late].tolist() == cost.worst_error(skip_steps=2).tolist()
+    assert expected[late].tolist() == cost.worst("rel_error", skip_steps=2).tolist()
     with_backward = dataclasses.replace(cost, gemms={**cost.gemms, "b": forward})
-    assert [*expected[late].tolist(), *forward.rel_error[late].tolist()] == with_backward.worst_error(
-        skip_steps=2
+    assert [*expected[late].tolist(), *forward.rel_error[late].tolist()] == with_backward.worst(
+        "rel_error", skip_steps=2
     ).tolist()
 
 
