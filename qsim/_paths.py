@@ -62,11 +62,10 @@ def cache_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="qsim-"))
 
 
-def prepare_numba_cache() -> None:
-    """Point Numba's on-disk cache at a writable folder; call before the first ``import numba``.
+def numba_cache_dir() -> Path:
+    """Where compiled kernels are kept: under NUMBA_CACHE_DIR where the user set it, else under ``cache_dir``.
 
     Without it Numba raises at import time where both the package folder and the home folder are read-only.
-    A NUMBA_CACHE_DIR that the user set is left alone.
     """
-    if "NUMBA_CACHE_DIR" not in os.environ:
-        os.environ["NUMBA_CACHE_DIR"] = str(cache_dir() / "numba")
+    explicit = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(explicit) / "qsim" if explicit else cache_dir() / "numba"

@@ -1,31 +1,19 @@
 """Inner loops of the exact matrix product: certificate, grids, exact sums. Knows no shapes but its own.
 
 Every kernel is serial and deterministic. Arrays are C-contiguous and writable; float64 operands hold float32
-values exactly. Kernels, helpers and constants share this file: Numba's disk cache sees no other.
+values exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qsim._paths import prepare_numba_cache
-
-prepare_numba_cache()
-
-import numba  # noqa: E402  (the cache folder is chosen when numba is imported)
+from qsim.codec.jit import cached
 
 if TYPE_CHECKING:
     from qsim.arrays import F32, F64, I64, Bool
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _jit(function: F) -> F:
-    return cast("F", numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=False)(function))
-
 
 # Fields of a float64.
 FRACTION = np.int64((1 << 52) - 1)
@@ -55,7 +43,7 @@ ZERO = np.int64(0)
 ONE = np.int64(1)
 
 
-@_jit
+@cached
 def certify(S: F64, row_bound: F64, column_norm: F64, out: F32, undecided: Bool) -> int:
     """Round S [N, T, O] float64 to out float32; mark in ``undecided`` (bool) what that does not prove.
 
@@ -79,7 +67,7 @@ def certify(S: F64, row_bound: F64, column_norm: F64, out: F32, undecided: Bool)
     return count
 
 
-@_jit
+@cached
 def column_norms(x: F64, norms: F64) -> None:
     """norms [N, O] = the Euclidean norm of each column of x [N, K, O]."""
     for n in range(x.shape[0]):
@@ -93,7 +81,7 @@ def column_norms(x: F64, norms: F64) -> None:
             norm[o] = np.sqrt(norm[o])
 
 
-@_jit
+@cached
 def _lowest_bit(x: Any) -> Any:
     """The largest power of two of which the finite float64 ``x`` is a multiple; Inf for 0."""
     if x == 0.0:
@@ -105,7 +93,7 @@ def _lowest_bit(x: Any) -> Any:
     return abs(x - np.int64(word & (word - ONE)).view(np.float64))
 
 
-@_jit
+@cached
 def row_grids(x: F64, grids: F64) -> None:
     """grids [N] = the smallest lowest bit of each row of x [N, K]: every element is a multiple of it."""
     for n in range(x.shape[0]):
@@ -115,7 +103,7 @@ def row_grids(x: F64, grids: F64) -> None:
         grids[n] = low
 
 
-@_jit
+@cached
 def column_grids(x: F64, grids: F64) -> None:
     """grids [N, O] = the smallest lowest bit of each column of x [N, K, O]."""
     for n in range(x.shape[0]):
@@ -126,7 +114,7 @@ def column_grids(x: F64, grids: F64) -> None:
                 grids[n, o] = min(grids[n, o], _lowest_bit(x[n, k, o]))
 
 
-@_jit
+@cached
 def _add(word: Any, digits: I64) -> None:
     """Add the finite, non-zero float64 product with bits ``word`` to the accumulator."""
     position = ((word >> np.int64(52)) & FIELD) - FIELD_BIAS - np.int64(52) + UNIT
@@ -142,7 +130,7 @@ def _add(word: Any, digits: I64) -> None:
     digits[at + np.int64(2)] += ((high >> DIGIT_BITS) ^ sign) - sign
 
 
-@_jit
+@cached
 def _carry(digits: I64) -> None:
     """Bring every digit but the last into 0..2^32-1; the last keeps the sign of the whole."""
     for i in range(DIGITS - 1):
@@ -151,7 +139,7 @@ def _carry(digits: I64) -> None:
         digits[i + 1] += carry
 
 
-@_jit
+@cached
 def _round(digits: I64) -> Any:
     """The accumulator rounded once to float32, ties to even, as an int64 that holds the 32 bits."""
     _carry(digits)
@@ -191,7 +179,7 @@ def _round(digits: I64) -> Any:
     return min(word, INF32) | sign
 
 
-@_jit
+@cached
 def exact_sums(products: I64, out: I64) -> int:
     """Sum each row of products [N, K] exactly, rounded once to float32; returns how many are not finite.
 

@@ -27,6 +27,7 @@ from qsim.sweep.worker import Answer, Run, one_line
 RUN_CELL = "qsim.sweep.run:run_cell"
 THREAD_CAPS = (
     "OMP_NUM_THREADS",
+    "QSIM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
     "BLIS_NUM_THREADS",

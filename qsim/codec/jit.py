@@ -1,0 +1,112 @@
+"""How a Numba kernel is compiled and cached. Knows no format, no array and no arithmetic.
+
+Numba's own cache sees only the file of a kernel: edit a helper in another file, and the old machine code is loaded.
+Here the cache folder carries a digest of every file that a kernel may draw on, so kernels share helpers freely.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+from llvmlite import ir
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from qsim._paths import numba_cache_dir, package_dir
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KERNEL_ROOMS = ("codec", "gemm")
+OPTIONS = {"error_model": "numpy", "fastmath": False, "nogil": True}  # nothing is contracted, division by 0 is IEEE
+
+_FIRST_CALL = threading.Lock()
+
+
+@functools.cache
+def source_digest() -> str:
+    """Digest of this file and of every ``*kernels.py``, where all kernels live: another text, another cache folder."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(p for room in KERNEL_ROOMS for p in Path(package_dir() / room).rglob("*kernels.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _our_cache() -> Iterator[None]:
+    """Numba's cache folder is ours while a kernel is declared, and the user's own again afterwards."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(numba_cache_dir() / source_digest())
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def kernel(*arguments: Any) -> Callable[[F], F]:
+    """Compile at the first call, for one signature: inputs read-only, so that writable ones fit too."""
+    signature = numba.void(*arguments)
+
+    def wrap(function: F) -> F:
+        with _our_cache():
+            jit = numba.njit(cache=True, **OPTIONS)(function)
+        ready = False
+
+        @functools.wraps(function)
+        def call(*values: Any) -> None:
+            nonlocal ready
+            if not ready:
+                with _FIRST_CALL:
+                    if not ready:
+                        jit.compile(signature)
+                        jit.disable_compile()  # other arguments are converted or refused, never compiled anew
+                        ready = True
+            jit(*values)
+
+        return cast("F", call)
+
+    return wrap
+
+
+def cached(function: F) -> F:
+    """Compile for whatever comes, and cache."""
+    with _our_cache():
+        return cast("F", numba.njit(cache=True, **OPTIONS)(function))
+
+
+def helper(function: F) -> F:
+    """A function that only kernels call."""
+    return cast("F", numba.njit(**OPTIONS)(function))
+
+
+def read(dtype: Any, ndim: int) -> Any:
+    """Type of a contiguous array that a kernel reads."""
+    return numba.types.Array(dtype, ndim, "C", readonly=True)
+
+
+def write(dtype: Any, ndim: int) -> Any:
+    """Type of a contiguous array that a kernel writes."""
+    return numba.types.Array(dtype, ndim, "C")
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of array[index]; an index out of range is harmless. Changes no value."""
+
+    def build(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = target.make_array(signature.args[0])(target, builder, arguments[0])
+        byte = ir.IntType(8).as_pointer()
+        word = ir.IntType(32)
+        address = builder.bitcast(builder.gep(values.data, [arguments[1]]), byte)
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        builder.call(function, [address, word(0), word(3), word(1)])  # to read, keep close, data
+        return target.get_dummy_value()
+
+    return numba.types.void(array, numba.types.intp), build

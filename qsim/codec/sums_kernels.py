@@ -1,0 +1,89 @@
+"""Numba kernels of the order-independent sums behind a mean. Knows no format and no shape rule.
+
+x is viewed as [rows, L]; row p adds to slot row slot_of[p] of the results [slots, Ls], Ls 1 or L.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+
+from qsim.codec.jit import helper, kernel, read, write
+from qsim.codec.numba_kernels import INF, MAGNITUDE, ONE, ZERO
+
+if TYPE_CHECKING:
+    from qsim.arrays import F32, F64, I32, I64, U32
+
+RINT64 = np.float64(6755399441055744.0)  # 1.5 * 2^52: adding it leaves rint(v) in the low bits, |v| < 2^51
+RINT64_BITS = np.int64(0x4338000000000000)
+
+_F4, _F8, _U4 = numba.float32, numba.float64, numba.uint32
+_I4, _I8 = numba.int32, numba.int64
+
+
+@kernel(read(_U4, 2), read(_I8, 1), write(_U4, 2), write(_I8, 2))
+def sums_amax(x_bits: U32, slot_of: I64, top: U32, count: I64) -> None:
+    """Largest finite magnitude (as bits) and number of finite elements of every slot.
+
+    x_bits [rows, L]; row p adds to slot row slot_of[p] of top, count [slots, Ls], Ls 1 or L.
+    """
+    rows, length = x_bits.shape
+    for row in range(rows):
+        source = x_bits[row]
+        slot_top, slot_count = top[slot_of[row]], count[slot_of[row]]
+        if slot_top.size == 1:
+            best, finite = slot_top[0], ZERO
+            for i in range(length):
+                mag = np.uint32(source[i] & MAGNITUDE)
+                best = max(best, mag if mag < INF else ZERO)
+                finite = np.uint32(finite + (ONE if mag < INF else ZERO))
+            slot_top[0] = best
+            slot_count[0] += np.int64(finite)
+        else:
+            for i in range(length):
+                mag = np.uint32(source[i] & MAGNITUDE)
+                slot_top[i] = max(slot_top[i], mag if mag < INF else ZERO)
+                slot_count[i] += np.int64(1) if mag < INF else np.int64(0)
+
+
+@kernel(read(_U4, 2), write(_I4, 2), write(_F8, 2))
+def sums_scale(top: U32, exponent: I32, unit: F64) -> None:
+    """exponent = floor(log2 amax) from bits, -149 for amax 0; unit = 2^(40 - exponent), exact."""
+    for row in range(top.shape[0]):
+        for i in range(top.shape[1]):
+            amax = np.float64(np.uint32(top[row, i]).view(np.float32))  # a float32 subnormal becomes normal
+            field = np.int64(np.float64(amax).view(np.int64) >> np.int64(52)) - np.int64(1023)
+            k = max(field, np.int64(-149))  # the field of 0.0 gives -1023
+            exponent[row, i] = np.int32(k)
+            unit[row, i] = np.int64(np.int64(np.int64(1063) - k) << np.int64(52)).view(np.float64)
+
+
+@helper
+def _units(x: Any, unit: Any) -> Any:
+    """rint(x * unit) as int64, ties to even; 0 for NaN and Inf. unit is a power of two, |x * unit| < 2^41.
+
+    The product is exact in float64. Adding 1.5 * 2^52 rounds it to an integer (nearest even) in the low bits.
+    """
+    finite = np.uint32(np.float32(x).view(np.uint32) & MAGNITUDE) < INF
+    v = np.float64(np.float64(x) * unit)
+    n = np.int64(np.float64(np.float64(v + RINT64)).view(np.int64) - RINT64_BITS)
+    return n if finite else np.int64(0)
+
+
+@kernel(read(_F4, 2), read(_I8, 1), read(_F8, 2), write(_I8, 2))
+def sums_total(x: F32, slot_of: I64, unit: F64, total: I64) -> None:
+    """Add rint(x * unit) to the slots; shapes as in ``sums_amax``, unit [slots, Ls] = 2^(40 - exponent)."""
+    rows, length = x.shape
+    for row in range(rows):
+        source = x[row]
+        slot_unit, slot_total = unit[slot_of[row]], total[slot_of[row]]
+        if slot_total.size == 1:
+            u, acc = slot_unit[0], np.int64(0)
+            for i in range(length):
+                acc += _units(source[i], u)
+            slot_total[0] += acc
+        else:
+            for i in range(length):
+                slot_total[i] += _units(source[i], slot_unit[i])
