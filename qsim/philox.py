@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,6 +71,57 @@ def _key(seed: int) -> tuple[int, int]:
     return seed & 0xFFFFFFFF, seed >> 32
 
 
+class RandomStream(NamedTuple):
+    """The words of one purpose in one place: word e is word e % 4 of the block with the counter e // 4.
+
+    key = seed (low word, high word); counter = (element // 4, step, microbatch << 16 | worker,
+    purpose << 24 | layer << 12 | site << 8 | role). A field that does not fit raises UsageError where it is used.
+    """
+
+    seed: int
+    purpose: Purpose = Purpose.ROUNDING
+    step: int = 0
+    microbatch: int = 0
+    worker: int = 0
+    layer: int = 0
+    site: int = 0
+    role: int = 0
+
+    def key(self) -> tuple[int, int]:
+        """The two key words."""
+        return _key(self.seed)
+
+    def counter(self) -> tuple[int, int, int]:
+        """The counter without its first word, the number of the block."""
+        values = (self.step, self.microbatch, self.worker, int(self.purpose), self.layer, self.site, self.role)
+        for (name, bits), value in zip(_FIELDS, values, strict=True):
+            if not 0 <= value < 1 << bits:
+                raise UsageError(f"{name} {value} does not fit its {bits} bits of the random counter")
+        return (
+            int(self.step),
+            int(self.microbatch << 16 | self.worker),
+            int(self.purpose) << 24 | int(self.layer << 12 | self.site << 8 | self.role),
+        )
+
+    def words(self, count: int) -> U32:
+        """The first ``count`` words."""
+        upper = self.counter()
+        if not 0 <= count <= MAX_WORDS:
+            raise UsageError(f"count {count} is outside 0..2^34, the words of one stream; use another step or purpose")
+        blocks = -(-count // 4)
+        counter = np.empty((blocks, 4), np.uint32)
+        counter[:, 0] = np.arange(blocks, dtype=np.uint32)
+        counter[:, 1:] = upper
+        return philox4x32(counter, self.key()).reshape(-1)[:count]
+
+    def word(self, element: int) -> int:
+        """The word of one element."""
+        if not 0 <= element < MAX_WORDS:
+            raise UsageError(f"element {element} is outside 0..2^34-1, the words of one stream; use another step")
+        counter = np.array((element // 4, *self.counter()), np.uint32)
+        return int(philox4x32(counter, self.key())[element % 4])
+
+
 def random_words(
     seed: int,
     purpose: Purpose,
@@ -82,24 +134,8 @@ def random_words(
     site: int = 0,
     role: int = 0,
 ) -> U32:
-    """``count`` random uint32 words of one stream; word e is word e % 4 of counter e // 4.
-
-    key = seed (low word, high word); counter = (element // 4, step, microbatch << 16 | worker,
-    purpose << 24 | layer << 12 | site << 8 | role). A field that does not fit raises UsageError.
-    """
-    values = (step, microbatch, worker, int(purpose), layer, site, role)
-    for (name, bits), value in zip(_FIELDS, values, strict=True):
-        if not 0 <= value < 1 << bits:
-            raise UsageError(f"{name} {value} does not fit its {bits} bits of the random counter")
-    if not 0 <= count <= MAX_WORDS:
-        raise UsageError(f"count {count} is outside 0..2^34, the words of one stream; use another step or purpose")
-    blocks = -(-count // 4)
-    counter = np.empty((blocks, 4), np.uint32)
-    counter[:, 0] = np.arange(blocks, dtype=np.uint32)
-    counter[:, 1] = step
-    counter[:, 2] = microbatch << 16 | worker
-    counter[:, 3] = int(purpose) << 24 | layer << 12 | site << 8 | role
-    return philox4x32(counter, _key(seed)).reshape(-1)[:count]
+    """``count`` random uint32 words of one stream: the words of ``RandomStream``."""
+    return RandomStream(seed, purpose, step, microbatch, worker, layer, site, role).words(count)
 
 
 def random_bell(seed: int, purpose: Purpose, shape: Sequence[int], *, layer: int = 0, site: int = 0) -> F32:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qsim.arrays import F32, I64, AnyArray, frozen
 from qsim.errors import FormatError, UsageError
+from qsim.formats import RoundMode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qsim.backends.protocol import CastSpec
+    from qsim.philox import RandomStream
 
 
 def lead_shape(scale: AnyArray, x: AnyArray) -> tuple[int, ...]:
@@ -30,12 +38,31 @@ def as_float32(array: AnyArray, what: str) -> F32:
     return array
 
 
+def as_matrix(array: AnyArray) -> F32:
+    """``array`` itself if it is a float32 matrix."""
+    array = as_float32(array, "x")
+    if array.ndim != 2:
+        raise UsageError(f"x of shape {array.shape} is no matrix; blocks tile [rows, columns]")
+    return array
+
+
 def as_codes(array: AnyArray) -> AnyArray:
     """``array`` itself if it is uint8."""
     array = np.asarray(array)
     if array.dtype != np.uint8:
         raise FormatError(f"codes are {array.dtype}; a backend takes uint8")
     return array
+
+
+def streams_of(spec: CastSpec, replicas: int) -> Sequence[RandomStream | None]:
+    """The stream of every replica, None where the rounding draws nothing; UsageError for another number of them."""
+    draws = spec.policy.rounding is RoundMode.STOCHASTIC
+    if len(spec.streams) != (replicas if draws else 0):
+        raise UsageError(
+            f"policy {spec.policy.name} rounds by {spec.policy.rounding.value!r} and the cast has {len(spec.streams)} "
+            f"streams for {replicas} replicas; give one a replica to stochastic rounding, and none to any other"
+        )
+    return spec.streams if draws else (None,) * replicas
 
 
 def mean_shape(shape: tuple[int, ...], lead: int, axes: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,19 +12,25 @@ from qsim.backends.checks import (
     Rows,
     as_codes,
     as_float32,
+    as_matrix,
     lead_shape,
     mean_shape,
     rows_of,
     rows_without_partner,
+    streams_of,
 )
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
+from qsim.backends.scaling import count, finite_amax, residual, scaled
 from qsim.codec import numba_kernels as kernels
-from qsim.codec import packing
+from qsim.codec import packing, sums_kernels
+from qsim.codec.general import COUNTS, encode_flat, first_refused
 from qsim.codec.means import Sums, check_count
-from qsim.codec.oracle import refused_nan
-from qsim.codec.tables import decode_table, encoder_table
+from qsim.codec.oracle import place, refusal
+from qsim.codec.scaled import ScaledCodes, ScaleRecipe, fast
+from qsim.codec.tables import decode_table, encoder_table, has_fast_kernel
 from qsim.errors import FormatError
-from qsim.formats import NAN_REFUSED, NanPolicy
+from qsim.formats import CastPolicy
+from qsim.philox import RandomStream
 
 # Neutral operands: x - (+0) and v + (-0) return x and v in every bit, zeros of both signs included.
 _NOTHING_TO_SUBTRACT = np.zeros((1, 1), np.float32)
@@ -39,6 +46,8 @@ class NumbaBackend:
         """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""
         x, scale = as_float32(x, "x"), as_float32(scale, "scale")
         lead = lead_shape(scale, x)
+        if spec.streams or not has_fast_kernel(spec.fmt, spec.policy):
+            return _quantize_generally(x, scale, center, spec)
         rows, partner = _with_center(x.shape, len(lead), center, _NOTHING_TO_SUBTRACT)
         codes = np.empty(x.shape, np.uint8)
         amax = np.empty(rows.shape[0], np.float32)
@@ -53,9 +62,6 @@ class NumbaBackend:
             amax,
             counts,
         )
-        refuses = spec.policy.nan is NanPolicy.RAISE and not spec.fmt.has_nan
-        if refuses and bool((codes == NAN_REFUSED).any()):
-            raise FormatError(refused_nan(spec.fmt))
         saturated, flushed, nan, inf = (_column(counts, i, lead) for i in range(4))
         return Cast(
             codes=codes,
@@ -96,6 +102,34 @@ class NumbaBackend:
             sums=None if mean_axes is None else _sums(x, lead, mean_axes),
         )
 
+    def quantize_blocks(
+        self,
+        x: F32,
+        recipe: ScaleRecipe,
+        policy: CastPolicy,
+        *,
+        stream: RandomStream | None = None,
+        packed: bool = False,
+        counting: bool = True,
+        tensor_amax: np.float32 | None = None,
+    ) -> ScaledCodes:
+        """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``."""
+        return fast.quantize_matrix(
+            np.ascontiguousarray(as_matrix(x)),
+            recipe,
+            policy=policy,
+            stream=stream,
+            packed=packed,
+            counting=counting,
+            tensor_amax=tensor_amax,
+        )
+
+    def dequantize_blocks(self, scaled: ScaledCodes, recipe: ScaleRecipe) -> F32:
+        """The matrix of codes and scales; see ``Backend.dequantize_blocks``."""
+        if recipe.fmt.bits < 8 and scaled.codes.size:
+            recipe.fmt.check_code(int(scaled.codes.max()))
+        return fast.dequantize_matrix(scaled, recipe)
+
     def pack(self, codes: U8) -> U8:
         """Two 4-bit codes a byte; see ``qsim.codec.packing.pack``."""
         return packing.pack(codes)
@@ -109,6 +143,34 @@ class NumbaBackend:
         from qsim.gemm.exact import matmul
 
         return matmul(a, b)
+
+
+def _quantize_generally(x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
+    """Every rounding and every refusal: residual and product by numpy, then the general kernels."""
+    fmt, policy, lead = spec.fmt, spec.policy, scale.shape
+    fmt.params()  # refuses a format that holds no elements
+    r = residual(x, center)
+    shape = math.prod(lead), math.prod(x.shape[len(lead) :])
+    y = scaled(x, r, scale)
+    flat = np.ascontiguousarray(y).reshape(shape)
+    codes, counts = np.empty(shape, np.uint8), np.empty((shape[0], COUNTS), np.int64)
+    for replica, stream in enumerate(streams_of(spec, shape[0])):
+        counts[replica] = encode_flat(flat[replica], codes[replica], fmt=fmt, policy=policy, stream=stream)
+        if counts[replica, -1]:
+            first = first_refused(flat[replica], fmt=fmt, policy=policy, stream=stream)
+            where = place("scaled x", replica * shape[1] + first, x.shape)
+            raise FormatError(refusal(float(flat[replica, first]), fmt, where=where))
+    # The kernel saw y, not x: a product that became Inf or 0 is saturated or flushed too.
+    return Cast(
+        codes=codes.reshape(x.shape),
+        amax=finite_amax(r, lead),
+        counts=CastCounts(
+            saturated=_column(counts, 0, lead) + count(np.isinf(y) & np.isfinite(x), lead),
+            flushed=_column(counts, 1, lead) + count((y == 0) & (r != 0), lead),
+            nan=count(np.isnan(x), lead),
+            inf=count(np.isinf(x), lead),
+        ),
+    )
 
 
 def _column(counts: I64, index: int, lead: tuple[int, ...]) -> I64:
@@ -130,10 +192,10 @@ def _sums(x: F32, lead: int, axes: tuple[int, ...]) -> Sums:
     flat: Any = x.reshape(-1, rows.shape[2]) if x.size else x.reshape(0, rows.shape[2])
     top = np.zeros(rows.partner, np.uint32)
     count = np.zeros(rows.partner, np.int64)
-    kernels.sums_amax(flat.view(np.uint32), rows.row_of, top, count)
+    sums_kernels.sums_amax(flat.view(np.uint32), rows.row_of, top, count)
     check_count(int(count.max(initial=0)))
     exponent, unit = np.empty(rows.partner, np.int32), np.empty(rows.partner, np.float64)
-    kernels.sums_scale(top, exponent, unit)
+    sums_kernels.sums_scale(top, exponent, unit)
     total = np.zeros(rows.partner, np.int64)
-    kernels.sums_total(flat, rows.row_of, unit, total)
+    sums_kernels.sums_total(flat, rows.row_of, unit, total)
     return Sums(total=total.reshape(shape), exponent=exponent.reshape(shape), count=count.reshape(shape))

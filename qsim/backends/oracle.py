@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 
-from qsim.arrays import F32, U8, Bool
-from qsim.backends.checks import as_codes, as_float32, lead_shape, mean_shape
+from qsim.arrays import F32, U8
+from qsim.backends.checks import as_codes, as_float32, as_matrix, lead_shape, mean_shape, streams_of
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
+from qsim.backends.scaling import QUIET_NAN, check_broadcast, count, finite_amax, residual, scaled
 from qsim.codec.means import FRACTION_BITS, LOWEST_EXPONENT, Sums, check_count
-from qsim.codec.oracle import decode_scalar, encode_by_codes, round_magnitude
-from qsim.errors import FormatError, UsageError
-
-_QUIET_NAN = np.uint32(0x7FC00000).view(np.float32)
+from qsim.codec.oracle import decode_scalar, encode_by_policy, place, refusal, round_magnitude
+from qsim.codec.scaled import ScaledCodes, ScaleRecipe, dequantize_oracle, quantize_oracle
+from qsim.errors import FormatError
+from qsim.formats import CastPolicy
+from qsim.philox import RandomStream
 
 
 class OracleBackend:
@@ -27,24 +30,28 @@ class OracleBackend:
         x, scale = as_float32(x, "x"), as_float32(scale, "scale")
         lead = lead_shape(scale, x)
         spec.fmt.params()  # refuses a format that holds no elements
-        with np.errstate(all="ignore"):
-            r = _residual(x, center)
-            y = np.asarray(r * scale.reshape(lead + (1,) * (x.ndim - len(lead))), np.float32)
-        # The sign of a NaN made by arithmetic differs between processors: only x's own NaN has one.
-        made = np.isnan(y) & ~np.isnan(x)
-        y = np.where(np.isnan(x), np.copysign(_QUIET_NAN, x), np.where(made, _QUIET_NAN, y))
-        resolved = spec.policy.codes(spec.fmt)
-        codes = np.array([encode_by_codes(float(v), spec.fmt, resolved) for v in y.flat], np.uint8)
-        rounded = [_rounded(float(v), spec) for v in y.flat]
-        over = np.array([n > spec.fmt.max_code for n in rounded], bool).reshape(x.shape)
-        zero = np.array([n == 0 for n in rounded], bool).reshape(x.shape)
+        r = residual(x, center)
+        y = scaled(x, r, scale)
+        replicas, size = math.prod(lead), math.prod(x.shape[len(lead) :])
+        streams = streams_of(spec, replicas)
+        words = [None if stream is None else stream.words(size) for stream in streams]
+        codes, places = np.empty(y.size, np.uint8), np.empty(y.size, np.int64)
+        for i, v in enumerate(y.flat):
+            own = words[i // size]
+            word = 0 if own is None else int(own[i % size])
+            places[i] = _rounded(float(v), spec, word)
+            try:
+                codes[i] = encode_by_policy(float(v), spec.fmt, spec.policy, word=word)
+            except FormatError:
+                raise FormatError(refusal(float(v), spec.fmt, where=place("scaled x", i, x.shape))) from None
+        rounded = places.reshape(x.shape)
         counts = CastCounts(
-            saturated=_count(over & np.isfinite(x), lead),
-            flushed=_count(zero & (r != 0), lead),
-            nan=_count(np.isnan(x), lead),
-            inf=_count(np.isinf(x), lead),
+            saturated=count((rounded > spec.fmt.max_code) & np.isfinite(x), lead),
+            flushed=count((rounded == 0) & (r != 0), lead),
+            nan=count(np.isnan(x), lead),
+            inf=count(np.isinf(x), lead),
         )
-        return Cast(codes=codes.reshape(x.shape), amax=_amax(r, lead), counts=counts)
+        return Cast(codes=codes.reshape(x.shape), amax=finite_amax(r, lead), counts=counts)
 
     def decode(self, codes: U8, descale: F32, center: F32 | None, spec: CastSpec) -> F32:
         """RN(RN(value(code) * descale) + center); see ``Backend.decode``."""
@@ -55,22 +62,39 @@ class OracleBackend:
             out = values.reshape(codes.shape) * descale.reshape(lead + (1,) * (codes.ndim - len(lead)))
             if center is not None:
                 center = as_float32(center, "center")
-                _check_broadcast(codes.shape, center.shape)
+                check_broadcast(codes.shape, center.shape)
                 out = out + center
-        return np.where(np.isnan(out), _QUIET_NAN, np.asarray(out, np.float32))
+        return np.where(np.isnan(out), QUIET_NAN, np.asarray(out, np.float32))
 
     def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
         """amax of the residual, counts of NaN and Inf, sums for a mean of x; see ``Backend.observe``."""
         x = as_float32(x, "x")
         shape = x.shape[:lead]
-        with np.errstate(all="ignore"):
-            r = _residual(x, center)
         return Observed(
-            amax=_amax(r, shape),
-            nan_count=_count(np.isnan(x), shape),
-            inf_count=_count(np.isinf(x), shape),
+            amax=finite_amax(residual(x, center), shape),
+            nan_count=count(np.isnan(x), shape),
+            inf_count=count(np.isinf(x), shape),
             sums=None if mean_axes is None else _sums(x, mean_shape(x.shape, lead, mean_axes)),
         )
+
+    def quantize_blocks(
+        self,
+        x: F32,
+        recipe: ScaleRecipe,
+        policy: CastPolicy,
+        *,
+        stream: RandomStream | None = None,
+        packed: bool = False,
+        counting: bool = True,
+        tensor_amax: np.float32 | None = None,
+    ) -> ScaledCodes:
+        """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``. Always counts."""
+        scaled = quantize_oracle(as_matrix(x), recipe, policy=policy, stream=stream, tensor_amax=tensor_amax)
+        return replace(scaled, codes=self.pack(scaled.codes)) if packed else scaled
+
+    def dequantize_blocks(self, scaled: ScaledCodes, recipe: ScaleRecipe) -> F32:
+        """The matrix of codes and scales; see ``Backend.dequantize_blocks``."""
+        return dequantize_oracle(scaled, recipe)
 
     def pack(self, codes: U8) -> U8:
         """Two 4-bit codes a byte along the last axis, even element low, odd tail padded with 0."""
@@ -99,41 +123,25 @@ class OracleBackend:
         return matmul_oracle(a, b)
 
 
-def _check_broadcast(shape: tuple[int, ...], center: tuple[int, ...]) -> None:
-    full = (1,) * (len(shape) - len(center)) + center
-    if len(full) != len(shape) or any(c not in (1, n) for c, n in zip(full, shape, strict=True)):
-        raise UsageError(f"center of shape {center} does not broadcast to x of shape {shape}")
-
-
-def _residual(x: F32, center: F32 | None) -> F32:
-    if center is None:
-        return x
-    center = as_float32(center, "center")
-    _check_broadcast(x.shape, center.shape)
-    return np.asarray(x - center, np.float32)
-
-
-def _rounded(y: float, spec: CastSpec) -> int:
+def _rounded(y: float, spec: CastSpec, word: int) -> int:
     """The code of |y| with an unbounded exponent; one above every finite code for Inf, -1 for NaN."""
     if math.isnan(y):
         return -1
     if math.isinf(y):
         return spec.fmt.max_code + 1
-    return round_magnitude(abs(Fraction(y)), spec.fmt)
-
-
-def _amax(r: F32, lead: tuple[int, ...]) -> F32:
-    finite = np.where(np.isfinite(r), np.abs(r), np.float32(0))
-    return np.asarray(finite.max(axis=tuple(range(len(lead), r.ndim)), initial=np.float32(0)), np.float32)
-
-
-def _count(mask: Bool, lead: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return np.asarray(mask.sum(axis=tuple(range(len(lead), mask.ndim)), dtype=np.int64))
+    return round_magnitude(
+        abs(Fraction(y)),
+        spec.fmt,
+        rounding=spec.policy.rounding,
+        negative=y < 0,
+        word=word,
+        random_bits=spec.policy.random_bits,
+    )
 
 
 def _sums(x: F32, shape: tuple[int, ...]) -> Sums:
     total, exponent = np.zeros(shape, np.int64), np.zeros(shape, np.int32)
-    count = np.zeros(shape, np.int64)
+    counts = np.zeros(shape, np.int64)
     for slot in np.ndindex(shape):
         span = tuple(slice(None) if size == 1 else i for i, size in zip(slot, shape, strict=True))
         column = [Fraction(float(v)) for v in np.asarray(x[span]).flat if np.isfinite(v)]
@@ -141,8 +149,8 @@ def _sums(x: F32, shape: tuple[int, ...]) -> Sums:
         k = max((_exponent(v) for v in column if v), default=LOWEST_EXPONENT)
         # Python rounds a Fraction to the nearest integer, ties to even.
         total[slot] = sum(round(v * Fraction(2) ** (FRACTION_BITS - k)) for v in column)
-        exponent[slot], count[slot] = k, len(column)
-    return Sums(total=total, exponent=exponent, count=count)
+        exponent[slot], counts[slot] = k, len(column)
+    return Sums(total=total, exponent=exponent, count=counts)
 
 
 def _exponent(v: Fraction) -> int:

@@ -9,35 +9,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from qsim.arrays import F32, I64, U8
+from qsim.codec.counts import CastCounts
 from qsim.codec.means import Sums
+from qsim.codec.scaled import ScaledCodes, ScaleRecipe
 from qsim.formats import CastPolicy, FloatFormat
+from qsim.philox import RandomStream
 
 __all__ = ["Backend", "Cast", "CastCounts", "CastSpec", "Observed", "Sums"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastSpec:
-    """How a tensor is cast: the format and the policy (rounding, overflow, NaN)."""
+    """How a tensor is cast: the format and the policy (rounding, overflow, NaN).
+
+    streams: for stochastic rounding one stream a replica (one in all without a replica axis), else none. Element i
+    of a replica, in C order, takes word i of the replica's stream, so its bits depend on no other replica.
+    """
 
     fmt: FloatFormat
     policy: CastPolicy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CastCounts:
-    """What a cast did, per replica: int64 [lead].
-
-    saturated: elements of finite x whose magnitude after scaling exceeds ``fmt.max`` and did not round to it
-               (they were clipped, or became Inf or NaN, as the policy says), a product that is Inf included;
-    flushed:   elements with a non-zero residual that round to zero (a NaN never does, whatever its code);
-    nan, inf:  NaN and infinite inputs (of x, before centring and scaling).
-    """
-
-    saturated: I64
-    flushed: I64
-    nan: I64
-    inf: I64
+    streams: tuple[RandomStream, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +68,8 @@ class Backend(Protocol):
         x float32 [lead + rest], scale float32 [lead], center None or float32 that broadcasts to x. The sign
         of a NaN code is the sign of x where x is NaN; a NaN made by arithmetic (Inf - Inf, Inf * 0) is
         positive, as processors differ there. FormatError: another dtype, a format without sign or zero, or a
-        NaN that the policy refuses. UsageError: shapes that do not fit.
+        scaled number that the policy refuses, with its index. UsageError: shapes that do not fit, or another
+        number of streams than the rounding needs.
         """
         ...
 
@@ -92,6 +87,30 @@ class Backend(Protocol):
         mean_axes: the axes of x (never a lead axis) that the mean runs over; None for no mean. UsageError for
         axes that do not exist, or for a mean over more than 2^22 elements.
         """
+        ...
+
+    def quantize_blocks(
+        self,
+        x: F32,
+        recipe: ScaleRecipe,
+        policy: CastPolicy,
+        *,
+        stream: RandomStream | None = None,
+        packed: bool = False,
+        counting: bool = True,
+        tensor_amax: np.float32 | None = None,
+    ) -> ScaledCodes:
+        """Codes and scales of the matrix x float32 [M, K] by a scale recipe; see ``ScaleRecipe`` for the formulas.
+
+        stream: the words of stochastic rounding; element i in C order takes word i. packed: two 4-bit codes a
+        byte along K, even element low. Without ``counting`` the counts may be 0. tensor_amax: what a two-level
+        scale is relative to, by default the amax of x. FormatError: another dtype, what the policy refuses;
+        UsageError: no matrix, a stream that is missing or not drawn from.
+        """
+        ...
+
+    def dequantize_blocks(self, scaled: ScaledCodes, recipe: ScaleRecipe) -> F32:
+        """The float32 matrix [M, K] of unpacked codes and their scales; NaN is always the bits 0x7FC00000."""
         ...
 
     def pack(self, codes: U8) -> U8:

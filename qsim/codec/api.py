@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qsim.codec import numba_kernels as kernels
-from qsim.codec.oracle import refused_nan
+from qsim.codec.counts import CastCounts
+from qsim.codec.general import COUNTS, check_stream, encode_flat, first_refused
+from qsim.codec.oracle import place, refusal
 from qsim.codec.packing import pack, packed_length, unpack
-from qsim.codec.tables import decode_table, encoder_table
+from qsim.codec.tables import decode_table, encoder_table, has_fast_kernel
+from qsim.codec.threads import in_chunks
 from qsim.errors import FormatError
 from qsim.formats import (
     FORMATS,
-    NAN_REFUSED,
     CastPolicy,
     FloatFormat,
+    MissingNan,
     NanPolicy,
     Overflow,
+    RoundMode,
     cast_codes,
     get_format,
+    get_overflow,
     get_policy,
 )
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from qsim.arrays import F32, F64, U8, U32, AnyArray
+    from qsim.arrays import F32, F64, I64, U8, U32, AnyArray
+    from qsim.philox import RandomStream
 
 DEFAULT_POLICY = "ocp"
 """Ties to even, saturating, sign of NaN kept: the OCP reading, and what FP8 training kernels do."""
@@ -40,26 +47,87 @@ def encode(
     fmt: str | FloatFormat,
     *,
     policy: str | CastPolicy = DEFAULT_POLICY,
-    overflow: Overflow | None = None,
+    rounding: str | RoundMode | None = None,
+    overflow: str | Overflow | None = None,
+    nan: str | NanPolicy | None = None,
+    missing_nan: str | MissingNan | None = None,
+    stream: RandomStream | None = None,
     out: U8 | None = None,
     packed: bool = False,
 ) -> U8:
     """Codes of ``x``: uint8 of the same shape, one code a byte, or two with ``packed`` (4-bit formats).
 
     x: any shape and strides; float32, float16, bfloat16 and the 8-bit and smaller floats are taken exactly,
-    float64 and integers are rounded once. Nearest, a tie to the even code. ``policy`` says what overflow and
-    NaN become (default "ocp": saturating); ``overflow`` overrides its overflow. ``out``: uint8 of the
-    result's shape, any strides; it is filled and returned. Packed, an axis of L becomes (L + 1) // 2 bytes,
-    even element in the low nibble, odd tail padded with 0.
-    FormatError: unknown format, policy or dtype; IEEE overflow for a format with neither Inf nor NaN;
-    ``packed`` for a format that is not 4 bits wide; a wrong ``out``; NaN that the policy refuses.
-    Source: OCP OFP8 1.0, OCP MX 1.0; equals ``encode_scalar`` code by code.
+    float64 and integers are rounded once, in every mode. ``policy`` says how to round and what overflow and NaN
+    become (default "ocp": nearest, ties to the even code, saturating); ``rounding``, ``overflow``, ``nan`` and
+    ``missing_nan`` override it, by enum or by name. ``stream``: the random words of stochastic rounding, and of no
+    other; element i in C order takes word i, whatever the layout. ``out``: uint8 of the result's shape, any
+    strides; it is filled and returned, and an error leaves it as it was. Packed, an axis of L becomes
+    (L + 1) // 2 bytes, even element in the low nibble, odd tail padded with 0.
+    FormatError: unknown format, policy, rounding or dtype; IEEE overflow for a format with neither Inf nor NaN;
+    ``packed`` for a format that is not 4 bits wide; a wrong ``out``; an overflow or a NaN that the policy refuses,
+    with the first value and its index. UsageError: stochastic rounding without a stream, a stream without it.
+    Source: OCP OFP8 1.0, OCP MX 1.0, IEEE 754-2019; equals ``encode_scalar`` code by code.
     """
-    fmt = get_format(fmt)
-    chosen = get_policy(policy)
-    if overflow is not None:
-        cast_codes(fmt, overflow=overflow, nan=chosen.nan)  # refuses what the format cannot express
-        chosen = chosen.with_overflow(overflow)
+    cast = _Cast.of(fmt, policy, rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan)
+    return _encode(x, cast, stream, out=out, packed=packed, counted=False)[0]
+
+
+def encode_with_counts(
+    x: npt.ArrayLike,
+    fmt: str | FloatFormat,
+    *,
+    policy: str | CastPolicy = DEFAULT_POLICY,
+    rounding: str | RoundMode | None = None,
+    overflow: str | Overflow | None = None,
+    nan: str | NanPolicy | None = None,
+    missing_nan: str | MissingNan | None = None,
+    stream: RandomStream | None = None,
+    out: U8 | None = None,
+    packed: bool = False,
+) -> tuple[U8, CastCounts]:
+    """``encode``, and from the same pass how many elements were saturated or flushed, were NaN or Inf."""
+    cast = _Cast.of(fmt, policy, rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan)
+    codes, counts = _encode(x, cast, stream, out=out, packed=packed, counted=True)
+    saturated, flushed, nans, infs = (np.asarray(n) for n in counts[:4])
+    return codes, CastCounts(saturated=saturated, flushed=flushed, nan=nans, inf=infs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cast:
+    """A format and a policy that fit each other."""
+
+    fmt: FloatFormat
+    policy: CastPolicy
+
+    @classmethod
+    def of(
+        cls,
+        fmt: str | FloatFormat,
+        policy: str | CastPolicy,
+        *,
+        rounding: str | RoundMode | None,
+        overflow: str | Overflow | None,
+        nan: str | NanPolicy | None,
+        missing_nan: str | MissingNan | None,
+    ) -> _Cast:
+        fmt, chosen = get_format(fmt), get_policy(policy)
+        if overflow is not None:
+            cast_codes(fmt, overflow=get_overflow(overflow), nan=chosen.nan)  # refuses what cannot be expressed
+        chosen = chosen.with_choices(rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan)
+        return cls(fmt=fmt, policy=chosen)
+
+    @property
+    def refuses(self) -> bool:
+        codes = self.policy.codes(self.fmt)
+        return codes.refuses_nan or codes.refuses_overflow
+
+
+def _encode(
+    x: npt.ArrayLike, cast: _Cast, stream: RandomStream | None, *, out: U8 | None, packed: bool, counted: bool
+) -> tuple[U8, I64]:
+    """Codes, and counts where they were asked for."""
+    fmt, policy = cast.fmt, cast.policy
     array = np.asarray(x)
     shape = array.shape
     if packed:
@@ -67,17 +135,24 @@ def encode(
         shape = (*shape[:-1], packed_length(shape[-1]))
     if out is not None:
         _check_out(out, shape, np.dtype(np.uint8))
-    bits = _float32_bits(array)
-    # The kernel writes into ``out`` itself only where nothing else reads or reorders that memory.
-    direct = not packed and out is not None and out.flags.c_contiguous and not np.may_share_memory(array, out)
-    codes = out if direct and out is not None else np.empty(array.shape, np.uint8)
-    if fmt.signed and fmt.has_zero:
-        kernels.encode(bits, encoder_table(fmt, chosen), codes.reshape(-1))
+    check_stream(policy, stream, array.size)
+    numbers = _exact(array)
+    # The kernel writes into ``out`` itself only where nothing else reads, reorders or refuses what is there.
+    direct = None if packed or cast.refuses else out
+    if direct is not None and (np.may_share_memory(array, direct) or not direct.flags.c_contiguous):
+        direct = None
+    codes = np.empty(array.shape, np.uint8) if direct is None else direct
+    flat = codes.reshape(-1)
+    counts = np.zeros(COUNTS, np.int64)
+    if has_fast_kernel(fmt, policy) and not counted:
+        bits, constants = _float32_bits(numbers), encoder_table(fmt, policy)
+        in_chunks(lambda start, stop: kernels.encode(bits[start:stop], constants, flat[start:stop]), flat.size)
     else:
-        codes.reshape(-1)[:] = _encode_unsigned(bits, fmt, chosen)
-    if chosen.nan is NanPolicy.RAISE and not fmt.has_nan and bool((codes == NAN_REFUSED).any()):
-        raise FormatError(refused_nan(fmt))
-    return _deliver(pack(codes) if packed else codes, out)
+        counts = encode_flat(numbers, flat, fmt=fmt, policy=policy, stream=stream)
+    if counts[-1]:
+        first = first_refused(numbers, fmt=fmt, policy=policy, stream=stream)
+        raise FormatError(refusal(array.flat[first], fmt, where=place("x", first, array.shape)))
+    return _deliver(pack(codes) if packed else codes, out), counts
 
 
 def decode(
@@ -114,7 +189,8 @@ def decode(
     direct = out is not None and out.flags.c_contiguous and not np.may_share_memory(array, out)
     values = out if direct and out is not None else np.empty(array.shape, np.float32)
     flat = np.ascontiguousarray(array, np.uint8).reshape(-1)
-    kernels.look_up(flat, decode_table(fmt), values.reshape(-1))
+    table, into = decode_table(fmt), values.reshape(-1)
+    in_chunks(lambda start, stop: kernels.look_up(flat[start:stop], table, into[start:stop]), flat.size)
     return _deliver(values, out)
 
 
@@ -141,20 +217,21 @@ def _check_out(out: AnyArray, shape: tuple[int, ...], dtype: np.dtype[np.generic
         raise FormatError("out is read-only; pass a writable array")
 
 
-def _float32_bits(array: AnyArray) -> U32:
-    """Contiguous float32 bits [size] of ``array``, exact or rounded to odd (so that one rounding is left)."""
+def _exact(array: AnyArray) -> F32 | F64:
+    """The numbers of ``array`` [size], contiguous, in C order: float32 or float64, exact (or as good as: see below)."""
     dtype = array.dtype
     if dtype.kind == "f" and dtype.itemsize == 8:
-        return narrow_to_odd(array.astype(np.float64, copy=False))
+        return np.ascontiguousarray(array, np.float64).reshape(-1)  # also from the other byte order
     if dtype.kind in "iub":
-        return narrow_to_odd(_integers_as_float64(array))
-    if dtype.kind == "f" and dtype.itemsize == 4:
-        exact = array.astype(np.float32, copy=False)  # also from the other byte order
-    elif dtype.name in WIDENED:
-        exact = array.astype(np.float32)
-    else:
-        raise FormatError(f"x of dtype {dtype} cannot be encoded; pass float32, float16, bfloat16, float64 or integers")
-    return np.ascontiguousarray(exact).reshape(-1).view(np.uint32)
+        return _integers_as_float64(array)
+    if (dtype.kind == "f" and dtype.itemsize == 4) or dtype.name in WIDENED:
+        return np.ascontiguousarray(array, np.float32).reshape(-1)
+    raise FormatError(f"x of dtype {dtype} cannot be encoded; pass float32, float16, bfloat16, float64 or integers")
+
+
+def _float32_bits(numbers: F32 | F64) -> U32:
+    """float32 bits, exact or rounded to odd (so that one rounding to nearest is left)."""
+    return narrow_to_odd(np.asarray(numbers, np.float64)) if numbers.dtype == np.float64 else numbers.view(np.uint32)
 
 
 def narrow_to_odd(x: F64) -> U32:
@@ -165,7 +242,11 @@ def narrow_to_odd(x: F64) -> U32:
 
 
 def _integers_as_float64(array: AnyArray) -> F64:
-    """Integers as float64: exact up to 2^53, beyond it rounded to odd, so nothing rounds twice."""
+    """Integers as float64: exact up to 2^53, beyond it rounded to odd, so nothing rounds twice.
+
+    Where 53 bits are not exact the last is odd. No value and no midpoint of a format has so many, and stochastic
+    rounding reads at most 7 + 32 of them, so the odd neighbour is rounded as the integer is, in every mode.
+    """
     array = array.reshape(-1)
     if array.dtype.itemsize < 8:
         return array.astype(np.float64)
@@ -176,22 +257,3 @@ def _integers_as_float64(array: AnyArray) -> F64:
     sticky = (magnitude - low) | np.where(low != 0, np.uint64(0x800), np.uint64(0))
     exact = np.where(magnitude >> np.uint64(53) != 0, sticky, magnitude).astype(np.float64)
     return np.where(negative, -exact, exact)
-
-
-def _encode_unsigned(bits: U32, fmt: FloatFormat, policy: CastPolicy) -> U8:
-    """Codes [size] for a format without sign or zero (scales): few elements, so plain numpy in float64."""
-    x = bits.view(np.float32).astype(np.float64)
-    fraction, above = np.frexp(np.where(np.isfinite(x), np.abs(x), 1.0))
-    exponent = np.where(fraction == 0, fmt.min_exponent, np.maximum(above - 1, fmt.min_exponent))
-    units = np.ldexp(fraction, above - exponent + fmt.mantissa_bits)
-    # The place of x in the ordered list of codes, exact (8 bits before the point, 24 after); rint goes to the
-    # even code at a tie. Below the least value the place is 0.
-    first = 0 if fmt.has_zero else 1 << fmt.mantissa_bits
-    place = (exponent - fmt.min_exponent) * (1 << fmt.mantissa_bits) + np.maximum(units - first, 0)
-    resolved = policy.codes(fmt)
-    code = np.rint(place)
-    code = np.where((code > fmt.max_code) | np.isinf(x), resolved.overflow, code)
-    if not fmt.signed:
-        code = np.where(x < 0, resolved.nan, code)
-    code = np.where(np.isnan(x), np.where(np.signbit(x), resolved.negative_nan, resolved.nan), code)
-    return code.astype(np.uint8)

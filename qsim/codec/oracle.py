@@ -9,71 +9,132 @@ from typing import SupportsFloat
 
 from qsim.errors import FormatError
 from qsim.formats import (
-    NAN_REFUSED,
+    DEFAULT_RANDOM_BITS,
     CastCodes,
+    CastPolicy,
     FloatFormat,
+    MissingNan,
     NanPolicy,
     Overflow,
     RoundMode,
     cast_codes,
+    get_format,
+    get_missing_nan,
+    get_nan_policy,
+    get_overflow,
+    get_round_mode,
 )
+
+WORD_BITS = 32
 
 
 def encode_scalar(
     x: SupportsFloat | Fraction,
+    fmt: str | FloatFormat,
+    *,
+    rounding: str | RoundMode = RoundMode.TIES_TO_EVEN,
+    overflow: str | Overflow = Overflow.SATURATE,
+    nan: str | NanPolicy = NanPolicy.SIGNED,
+    missing_nan: str | MissingNan = MissingNan.MAX,
+    word: int = 0,
+    random_bits: int = DEFAULT_RANDOM_BITS,
+) -> int:
+    """Code of ``x``, rounded once: by default to the nearest value, a tie to the even code.
+
+    x: a float (any numpy float and int too) or a Fraction, taken exactly. It is rounded as if the exponent were
+    unbounded; a magnitude that lands beyond ``fmt.max`` overflows, and so does every Inf, but a finite one that
+    the mode rounds towards zero becomes ``fmt.max`` (see ``RoundMode``). A format without zero gives its least
+    code to 0 and to all that is below its least value; a format without sign gives NaN to negative numbers.
+    Stochastic rounding: f in [0, 1) is the distance to the smaller neighbour in units of the distance of the two,
+    and the magnitude goes up iff (word >> (32 - random_bits)) < floor(f * 2^random_bits).
+    FormatError: IEEE overflow for a format with neither Inf nor NaN; an overflow or a NaN that is refused; a word
+    or a number of bits out of range.
+    Source: OCP OFP8 1.0, OCP MX 1.0; IEEE 754-2019, 4.3 and 7.4; NaN by ``nan``, or ``missing_nan`` without one.
+    """
+    if not (0 <= word < 1 << WORD_BITS and 1 <= random_bits <= WORD_BITS):
+        raise FormatError(f"word {word} of {random_bits} bits: a word is in 0..2^32-1 and has 1..32 bits to use")
+    fmt = get_format(fmt)
+    codes = cast_codes(
+        fmt, overflow=get_overflow(overflow), nan=get_nan_policy(nan), missing_nan=get_missing_nan(missing_nan)
+    )
+    return encode_by_codes(x, fmt, codes, rounding=get_round_mode(rounding), word=word, random_bits=random_bits)
+
+
+def encode_by_policy(x: SupportsFloat | Fraction, fmt: FloatFormat, policy: CastPolicy, *, word: int = 0) -> int:
+    """Code of ``x`` under a policy; ``word`` is read by stochastic rounding only."""
+    return encode_by_codes(
+        x, fmt, policy.codes(fmt), rounding=policy.rounding, word=word, random_bits=policy.random_bits
+    )
+
+
+def encode_by_codes(
+    x: SupportsFloat | Fraction,
+    fmt: FloatFormat,
+    codes: CastCodes,
+    *,
+    rounding: RoundMode = RoundMode.TIES_TO_EVEN,
+    word: int = 0,
+    random_bits: int = DEFAULT_RANDOM_BITS,
+) -> int:
+    """Code of ``x`` with overflow and NaN already resolved (``CastPolicy.codes``)."""
+    negative, magnitude = _sign_and_magnitude(x)
+    if magnitude is None or (negative and magnitude != 0 and not fmt.signed):
+        if codes.refuses_nan:
+            raise FormatError(refusal(x, fmt))
+        return codes.negative_nan if negative else codes.nan
+    if isinstance(magnitude, Fraction):
+        code = round_magnitude(magnitude, fmt, rounding=rounding, negative=negative, word=word, random_bits=random_bits)
+        beyond = fmt.max_code if rounds_toward_zero(rounding, negative) else codes.overflow
+    else:
+        code, beyond = fmt.max_code + 1, codes.overflow
+    if code > fmt.max_code:
+        if codes.refuses_overflow:
+            raise FormatError(refusal(x, fmt))
+        code = beyond
+    keeps = code != 0 or fmt.has_negative_zero or not fmt.has_zero  # a zero has a sign only where -0 exists
+    return code | fmt.sign_bit if negative and keeps else code
+
+
+def round_magnitude(
+    magnitude: Fraction,
     fmt: FloatFormat,
     *,
     rounding: RoundMode = RoundMode.TIES_TO_EVEN,
-    overflow: Overflow = Overflow.SATURATE,
-    nan: NanPolicy = NanPolicy.SIGNED,
+    negative: bool = False,
+    word: int = 0,
+    random_bits: int = DEFAULT_RANDOM_BITS,
 ) -> int:
-    """Code of ``x``, rounded once: to the nearest value, a tie to the even code.
-
-    x: a float (any numpy float and int too) or a Fraction, taken exactly. A magnitude that would round beyond
-    ``fmt.max`` if the exponent were unbounded overflows. A format without zero gives its least code to 0 and
-    to all that is below its least value; a format without sign gives NaN to negative numbers.
-    FormatError: IEEE overflow for a format with neither Inf nor NaN; a NaN that the policy refuses.
-    Source: OCP OFP8 1.0, OCP MX 1.0; NaN by ``nan``.
-    """
-    if rounding is not RoundMode.TIES_TO_EVEN:
-        raise FormatError(f"rounding {rounding!r} is unknown; known: {[mode.name for mode in RoundMode]}")
-    return encode_by_codes(x, fmt, cast_codes(fmt, overflow=overflow, nan=nan))
-
-
-def encode_by_codes(x: SupportsFloat | Fraction, fmt: FloatFormat, codes: CastCodes) -> int:
-    """Code of ``x`` with overflow and NaN already resolved (``CastPolicy.codes``)."""
-    if isinstance(x, numbers.Rational):
-        exact = Fraction(int(x.numerator), int(x.denominator))  # numpy integers too
-        negative, magnitude = exact < 0, abs(exact)
-    else:
-        value = float(x)
-        negative = math.copysign(1.0, value) < 0
-        if math.isnan(value):
-            return _nan_code(negative, fmt, codes)
-        if math.isinf(value):
-            return _nan_code(False, fmt, codes) if negative and not fmt.signed else _sign(codes.overflow, negative, fmt)
-        magnitude = abs(Fraction(value))
-    if negative and not fmt.signed and magnitude:
-        return _nan_code(False, fmt, codes)
-    code = round_magnitude(magnitude, fmt)
-    return _sign(codes.overflow if code > fmt.max_code else code, negative, fmt)
-
-
-def round_magnitude(magnitude: Fraction, fmt: FloatFormat) -> int:
-    """Code of the nearest value, ties to the even code, as if the exponent field were unbounded above."""
+    """Code of a magnitude, as if the exponent field were unbounded above; ``negative`` is what UP and DOWN ask."""
     if magnitude == 0:
         return 0
     exponent = max(_floor_log2(magnitude), fmt.min_exponent)
-    units = magnitude * Fraction(2) ** (fmt.mantissa_bits - exponent)  # in units of the binade's last place
-    low = math.floor(units)
-    rest = units - low
+    # The magnitude is low + rest / whole units of its binade's last place, in plain integers.
+    shift = fmt.mantissa_bits - exponent
+    whole = magnitude.denominator << max(-shift, 0)
+    low, rest = divmod(magnitude.numerator << max(shift, 0), whole)
     # Codes count values in order: each binade holds 2^mantissa_bits of them, and the lowest binade of a
     # format with zero holds the subnormals before its own, so that its first full mantissa has field 1.
     offset = 0 if fmt.has_zero else 1 << fmt.mantissa_bits
     code = low - offset + ((exponent - fmt.min_exponent) << fmt.mantissa_bits)
-    if code < 0:
-        return 0  # below the least value of a format without zero
-    return code + int(rest > Fraction(1, 2) or (rest == Fraction(1, 2) and code % 2 == 1))
+    if code < 0 or rest == 0:
+        return max(code, 0)  # below the least value of a format without zero, or exact
+    match rounding:
+        case RoundMode.TIES_TO_EVEN:
+            up = 2 * rest > whole or (2 * rest == whole and code % 2 == 1)
+        case RoundMode.TIES_TO_AWAY:
+            up = 2 * rest >= whole
+        case RoundMode.TOWARD_ZERO | RoundMode.UP | RoundMode.DOWN:
+            up = not rounds_toward_zero(rounding, negative)
+        case RoundMode.TO_ODD:
+            up = code % 2 == 0
+        case RoundMode.STOCHASTIC:
+            up = word >> (WORD_BITS - random_bits) < (rest << random_bits) // whole
+    return code + int(up)
+
+
+def rounds_toward_zero(rounding: RoundMode, negative: bool) -> bool:
+    """True where the mode never enlarges a magnitude of this sign."""
+    return rounding is RoundMode.TOWARD_ZERO or rounding is (RoundMode.UP if negative else RoundMode.DOWN)
 
 
 def decode_scalar(code: int, fmt: FloatFormat) -> float:
@@ -92,26 +153,46 @@ def decode_scalar(code: int, fmt: FloatFormat) -> float:
 
 def _floor_log2(magnitude: Fraction) -> int:
     """floor(log2 magnitude) of a positive fraction."""
-    guess = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    return guess if magnitude >= Fraction(2) ** guess else guess - 1
+    above, below = magnitude.numerator, magnitude.denominator
+    guess = above.bit_length() - below.bit_length()
+    return guess if above << max(-guess, 0) >= below << max(guess, 0) else guess - 1
 
 
-def _sign(code: int, negative: bool, fmt: FloatFormat) -> int:
-    """``code`` with the sign of the number; zero keeps it only where -0 exists."""
-    keeps = code != 0 or fmt.has_negative_zero
-    return code | fmt.sign_bit if negative and keeps else code
+def _sign_and_magnitude(x: SupportsFloat | Fraction) -> tuple[bool, Fraction | float | None]:
+    """Sign bit and exact magnitude: the float inf for Inf, None for NaN."""
+    if isinstance(x, numbers.Rational):
+        exact = Fraction(int(x.numerator), int(x.denominator))  # numpy integers too
+        return exact < 0, abs(exact)
+    value = float(x)
+    negative = math.copysign(1.0, value) < 0
+    if math.isnan(value):
+        return negative, None
+    return negative, math.inf if math.isinf(value) else abs(Fraction(value))
 
 
-def _nan_code(negative: bool, fmt: FloatFormat, codes: CastCodes) -> int:
-    code = codes.negative_nan if negative else codes.nan
-    if code == NAN_REFUSED and not fmt.has_nan:
-        raise FormatError(refused_nan(fmt))
-    return code
+def place(name: str, element: int, shape: tuple[int, ...]) -> str:
+    """An element in C order as a reader of arrays writes it: ``x[2, 3]``, or ``x`` alone for a scalar."""
+    indices = []
+    for size in reversed(shape):
+        element, index = divmod(element, size)
+        indices.append(str(index))
+    return f"{name}[{', '.join(reversed(indices))}]" if indices else name
 
 
-def refused_nan(fmt: FloatFormat) -> str:
-    """Message of a NaN that the policy refuses."""
+def refusal(x: SupportsFloat | Fraction, fmt: FloatFormat, *, where: str = "x") -> str:
+    """Message of a value that a policy refuses; ``where`` names its place, as in ``x[2, 3]``."""
+    negative, magnitude = _sign_and_magnitude(x)
+    if magnitude is None:
+        return (
+            f"{where} is NaN and the policy refuses it in {fmt.name}; clean the input, or choose another NaN rule "
+            "(nan, or missing_nan for a format without NaN)"
+        )
+    if negative and not fmt.signed:
+        return (
+            f"{where} is {x}: {fmt.name} has no sign, so it would become NaN, which the policy refuses; "
+            "encode magnitudes, or choose another NaN rule"
+        )
     return (
-        f"NaN has no code in {fmt.name} and the policy says NanPolicy.RAISE; clean the input or choose "
-        "NanPolicy.SIGNED, POSITIVE or QUIET"
+        f"{where} is {x}: it rounds beyond {fmt.max:g}, the largest {fmt.name}, and the policy refuses overflow; "
+        "scale the input, or choose overflow 'saturate' or 'ieee'"
     )

@@ -9,7 +9,7 @@ import numpy as np
 from qsim.arrays import F32, U32, frozen
 from qsim.codec.numba_kernels import encoder_constants
 from qsim.codec.oracle import decode_scalar
-from qsim.formats import CastPolicy, FloatFormat
+from qsim.formats import CastPolicy, FloatFormat, RoundMode
 
 
 @lru_cache(maxsize=64)
@@ -18,6 +18,18 @@ def decode_table(fmt: FloatFormat) -> F32:
     table = np.full(256, np.nan, np.float32)
     table[: fmt.code_count] = [decode_scalar(code, fmt) for code in range(fmt.code_count)]
     return frozen(table)
+
+
+@lru_cache(maxsize=256)
+def has_fast_kernel(fmt: FloatFormat, policy: CastPolicy) -> bool:
+    """True where ``numba_kernels`` serve: elements rather than scales, nearest even, nothing refused.
+
+    They count units of a binade, and with no mantissa bit a unit's parity is not that of its code.
+    """
+    codes = policy.codes(fmt)
+    elements = fmt.signed and fmt.has_zero and fmt.mantissa_bits > 0
+    usual = policy.rounding is RoundMode.TIES_TO_EVEN and not (codes.refuses_nan or codes.refuses_overflow)
+    return elements and usual
 
 
 @lru_cache(maxsize=256)

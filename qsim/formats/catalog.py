@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from qsim.errors import FormatError
 from qsim.formats.model import FloatFormat, NanEncoding
-from qsim.formats.policy import POLICIES, CastPolicy
+from qsim.formats.names import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,19 +92,4 @@ def get_format(name: str | FloatFormat) -> FloatFormat:
     key = ALIASES.get(key, key)
     if key in FORMATS:
         return FORMATS[key]
-    raise FormatError(_unknown("format", str(name), (*FORMATS, *ALIASES), tuple(FORMATS)))
-
-
-def get_policy(name: str | CastPolicy) -> CastPolicy:
-    """The preset of this name; a CastPolicy is returned as it is. Else FormatError."""
-    if isinstance(name, CastPolicy):
-        return name
-    if name in POLICIES:
-        return POLICIES[name]
-    raise FormatError(_unknown("policy", str(name), tuple(POLICIES), tuple(POLICIES)))
-
-
-def _unknown(what: str, name: str, candidates: tuple[str, ...], known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name.lower(), candidates, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown {what} {name!r}: {hint}known: {', '.join(known)}"
+    raise FormatError(unknown("format", name, (*FORMATS, *ALIASES), FORMATS))

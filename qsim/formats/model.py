@@ -66,8 +66,6 @@ class FloatFormat:
             raise FormatError(f"{self.name}: Inf and the IEEE encoding of NaN come together or not at all")
         if self.nan is NanEncoding.IEEE and self.mantissa_bits == 0:
             raise FormatError(f"{self.name}: the IEEE encoding of NaN needs a mantissa bit")
-        if self.nan is NanEncoding.NONE and self.bits == 8:
-            raise FormatError(f"{self.name}: code 255 must stay free as the mark of a refused NaN")
         if self.nan is NanEncoding.NEGATIVE_ZERO and not (self.signed and self.has_zero):
             raise FormatError(f"{self.name}: a format without -0 cannot put NaN there")
         if self.codes_per_byte * self.bits > 8:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from qsim.philox import Purpose, RandomStream
+
 ANY = -1
 """In a StateKey: every operation, whatever its value of this field, shares the state."""
 
@@ -43,6 +45,23 @@ class OpId(NamedTuple):
     role_id: int = 0
     worker_id: int = 0
     visit: int = 0
+
+    def stream(self, seed: int, purpose: Purpose = Purpose.ROUNDING) -> RandomStream:
+        """The random words of this operation: element e of its tensor, in C order, has word e.
+
+        ``visit`` has no field in the counter: a recompute draws the words of the forward, as it must. Whoever
+        wants other words in another visit passes another seed.
+        """
+        return RandomStream(
+            seed,
+            purpose,
+            step=self.logical_step,
+            microbatch=self.microbatch,
+            worker=self.worker_id,
+            layer=self.layer_id,
+            site=self.site,
+            role=self.role_id,
+        )
 
     def __str__(self) -> str:
         return (

@@ -12,9 +12,11 @@ from qsim.arrays import FLT_MAX
 from qsim.backends import BACKENDS, Backend, CastSpec, get_backend
 from qsim.backends.numba_backend import NumbaBackend
 from qsim.backends.oracle import OracleBackend
+from qsim.codec import encode
 from qsim.conformance.compare import assert_bits_equal, assert_codes_equal
 from qsim.errors import FormatError, UsageError
-from qsim.formats import E2M1FN, E4M3FN, E4M3FNUZ, E5M2, E8M0FNU, FORMATS, POLICIES, NanPolicy
+from qsim.formats import E2M1FN, E4M3FN, E4M3FNUZ, E5M2, E8M0FNU, FORMATS, POLICIES, RoundMode
+from qsim.philox import RandomStream
 
 ORACLE, NUMBA = OracleBackend(), NumbaBackend()
 BOTH = pytest.mark.parametrize("backend", [ORACLE, NUMBA], ids=["oracle", "numba"])
@@ -312,9 +314,94 @@ def test_mistakes_are_named(backend):
         backend.decode(np.array([16], np.uint8), one, None, spec_of(E2M1FN))
     with pytest.raises(UsageError, match=r"mean_axes \(0,\) of shape \(2, 3\): axes 1\.\.1 can be reduced"):
         backend.observe(x, None, lead=1, mean_axes=(0,))
-    refusing = CastSpec(fmt=E2M1FN, policy=dataclasses.replace(POLICIES["ocp"], name="refusing", nan=NanPolicy.RAISE))
-    with pytest.raises(FormatError, match="NaN has no code in float4_e2m1fn"):
-        backend.quantize(float32([np.nan]), one, None, refusing)
+
+
+def streams(count, seed=77):
+    return tuple(RandomStream(seed, step=replica) for replica in range(count))
+
+
+def spec_in(mode, fmt, policy="ocp", *, replicas=1, **choices):
+    draws = streams(replicas) if mode is RoundMode.STOCHASTIC else ()
+    return CastSpec(fmt=fmt, policy=POLICIES[policy].with_choices(rounding=mode, **choices), streams=draws)
+
+
+@pytest.mark.parametrize("mode", RoundMode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize(
+    ("fmt", "policy"), [(E4M3FN, "ocp"), (E5M2, "ml_dtypes"), (E2M1FN, "cuda"), (E4M3FNUZ, "cuda_nosat")]
+)
+def test_quantize_in_every_mode_equals_the_oracle(fmt, policy, mode):
+    for seed, (shape, lead, center_shape) in enumerate(LAYOUTS):
+        rng = np.random.default_rng(300 + seed)
+        x = tensor(shape, seed)
+        center = None if center_shape is None else float32(rng.standard_normal(center_shape))
+        scale = float32(rng.random(shape[:lead]) * 30)
+        spec = spec_in(mode, fmt, policy, replicas=math.prod(shape[:lead]), random_bits=8)
+        assert_same(ORACLE.quantize(x, scale, center, spec), NUMBA.quantize(x, scale, center, spec), fmt)
+
+
+@pytest.mark.parametrize("mode", [RoundMode.UP, RoundMode.STOCHASTIC], ids=["up", "stochastic"])
+@pytest.mark.parametrize("scale", [FLT_MAX, 2.0**-149, 0.0, -2.0, np.inf, np.nan])
+def test_extreme_scales_in_other_modes_equal_the_oracle(scale, mode):
+    x = np.concatenate([SPECIAL, -SPECIAL, tensor((20,), 3)])
+    for center in (None, 0.5, np.inf, FLT_MAX):
+        c = None if center is None else float32([center])
+        spec = spec_in(mode, E5M2, "cuda_nosat")
+        assert_same(ORACLE.quantize(x, float32(scale), c, spec), NUMBA.quantize(x, float32(scale), c, spec), E5M2)
+
+
+@BOTH
+def test_counts_in_other_modes_by_hand(backend):
+    x = float32([449, 480, -1e30, 2.0**-11, -(2.0**-11), 1e-45, np.inf, np.nan])
+    rows = {}
+    for mode in (RoundMode.TOWARD_ZERO, RoundMode.UP, RoundMode.DOWN, RoundMode.TO_ODD):
+        cast = backend.quantize(x, float32(1), None, spec_in(mode, E4M3FN))
+        rows[mode] = (cast.codes.tolist(), int(cast.counts.saturated), int(cast.counts.flushed))
+    assert rows == {
+        RoundMode.TOWARD_ZERO: ([0x7E, 0x7E, 0xFE, 0x00, 0x80, 0x00, 0x7E, 0x7F], 2, 3),
+        RoundMode.UP: ([0x7E, 0x7E, 0xFE, 0x01, 0x80, 0x01, 0x7E, 0x7F], 3, 1),
+        RoundMode.DOWN: ([0x7E, 0x7E, 0xFE, 0x00, 0x81, 0x00, 0x7E, 0x7F], 2, 2),
+        RoundMode.TO_ODD: ([0x7E, 0x7E, 0xFE, 0x01, 0x81, 0x01, 0x7E, 0x7F], 3, 0),
+    }
+    halved = backend.quantize(float32([2.0**-149, 1]), float32(2.0**-2), None, spec_in(RoundMode.UP, E4M3FN))
+    assert (halved.codes.tolist(), int(halved.counts.flushed)) == ([0x00, 0x28], 1)  # the product is already 0
+
+
+@BOTH
+def test_the_words_of_a_replica_do_not_depend_on_the_others(backend):
+    x = np.random.default_rng(21).standard_normal((3, 4, 5)).astype(np.float32)
+    scale = float32([1, 2, 3])
+    spec = spec_in(RoundMode.STOCHASTIC, E4M3FN, replicas=3)
+    together = backend.quantize(x, scale, None, spec)
+    for r in range(3):
+        alone = dataclasses.replace(spec, streams=spec.streams[r : r + 1])
+        assert_codes_equal(backend.quantize(x[r], scale[r], None, alone).codes, together.codes[r], E4M3FN)
+    plain = encode(x[1] * np.float32(2), E4M3FN, rounding="stochastic", stream=spec.streams[1])
+    assert_codes_equal(plain, together.codes[1], E4M3FN)
+    assert (backend.quantize(x[[0, 0, 0]], float32([1, 1, 1]), None, spec).codes.std(axis=0) > 0).any()
+
+
+@BOTH
+def test_another_number_of_streams_than_replicas_is_refused(backend):
+    x, scale = np.zeros((3, 4), np.float32), float32([1, 1, 1])
+    with pytest.raises(UsageError, match="rounds by 'stochastic' and the cast has 1 streams for 3 replicas"):
+        backend.quantize(x, scale, None, spec_in(RoundMode.STOCHASTIC, E4M3FN, replicas=1))
+    with pytest.raises(UsageError, match="rounds by 'nearest_even' and the cast has 3 streams"):
+        backend.quantize(x, scale, None, CastSpec(fmt=E4M3FN, policy=POLICIES["ocp"], streams=streams(3)))
+
+
+@BOTH
+def test_what_a_policy_refuses_is_named_with_its_index(backend):
+    x = float32([[1, 2, 3], [4, 5, 6]])
+    refusing = CastSpec(fmt=E2M1FN, policy=POLICIES["ocp"].with_choices(overflow="raise", nan="raise"))
+    assert backend.quantize(x, float32([1, 1]), None, refusing).codes.tolist() == [[2, 4, 5], [6, 6, 7]]
+    with pytest.raises(FormatError, match=r"^scaled x\[1, 2\] is 7\.5: it rounds beyond 6, the largest float4_e2m1fn"):
+        backend.quantize(x, float32([1, 1.25]), None, refusing)
+    with pytest.raises(FormatError, match=r"^scaled x\[0, 0\] is inf: it rounds beyond"):
+        backend.quantize(float32([[1e30, 1]]), FLT_MAX, None, refusing)
+    nan = CastSpec(fmt=E4M3FN, policy=POLICIES["ocp"].with_choices(nan="raise"))
+    with pytest.raises(FormatError, match=r"^scaled x\[1\] is NaN and the policy refuses it in float8_e4m3fn"):
+        backend.quantize(float32([1, np.inf]), float32(1), float32([np.inf]), nan)
+    assert backend.quantize(float32([np.inf]), float32(1), None, nan).codes.tolist() == [0x7E]
 
 
 def test_a_mean_over_too_many_elements_is_refused():

@@ -1,16 +1,18 @@
 """encode and decode on arrays: layouts, dtypes, out, errors. Values are checked elsewhere code by code."""
 
 import math
+import re
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from qsim.codec import DEFAULT_POLICY, decode, encode, encode_scalar
+import qsim
+from qsim.codec import DEFAULT_POLICY, decode, encode, encode_scalar, encode_with_counts
 from qsim.codec.api import narrow_to_odd
 from qsim.conformance.compare import assert_bits_equal, assert_codes_equal
 from qsim.errors import FormatError
-from qsim.formats import E2M1FN, E4M3FN, E5M2, E8M0FNU, NanPolicy, Overflow, get_policy
+from qsim.formats import E2M1FN, E4M3FN, E5M2, E8M0FNU, NanPolicy, Overflow, RoundMode
 
 
 def by_oracle(x, fmt):
@@ -219,16 +221,87 @@ def test_overflow_overrides_the_policy():
     assert encode(x, E2M1FN, policy="ml_dtypes").tolist() == [7, 15]
 
 
-def test_a_refused_nan_is_an_error():
-    policy = get_policy("ocp")
-    refusing = type(policy)(
-        name="refusing",
-        rounding=policy.rounding,
-        overflow_with_inf=policy.overflow_with_inf,
-        overflow_nan_only=policy.overflow_nan_only,
-        nan=NanPolicy.RAISE,
-    )
-    with pytest.raises(FormatError, match="NaN has no code in float4_e2m1fn"):
-        encode(np.array([1, np.nan], np.float32), E2M1FN, policy=refusing)
-    assert encode(np.array([1, np.inf], np.float32), E2M1FN, policy=refusing).tolist() == [2, 7]
-    assert encode(np.array([np.nan], np.float32), E4M3FN, policy=refusing).tolist() == [0x7F]
+def test_a_refused_nan_is_named_with_its_index_and_leaves_out_as_it_was():
+    x, out = np.array([[1, np.nan], [np.nan, 2]], np.float32), np.full((2, 2), 99, np.uint8)
+    for fmt in (E2M1FN, E4M3FN, E8M0FNU):
+        with pytest.raises(FormatError, match=rf"^x\[0, 1\] is NaN and the policy refuses it in {fmt.name}"):
+            encode(x, fmt, nan=NanPolicy.RAISE, out=out)
+    assert (out == 99).all()
+    assert encode(np.array([1, np.inf], np.float32), E2M1FN, nan="raise").tolist() == [2, 7]
+    with pytest.raises(FormatError, match=r"^x is NaN"):
+        encode(np.float16(np.nan), E5M2, nan="raise")
+    with pytest.raises(FormatError, match=r"^x\[1\] is -2: float8_e8m0fnu has no sign"):
+        encode([4, -2], E8M0FNU, nan="raise")
+
+
+def test_a_missing_nan_is_refused_only_where_it_is_missing():
+    x = np.array([np.nan], np.float32)
+    with pytest.raises(FormatError, match=r"^x\[0\] is NaN and the policy refuses it in float4_e2m1fn"):
+        encode(x, E2M1FN, missing_nan="raise")
+    assert encode(x, E4M3FN, missing_nan="raise").tolist() == [0x7F]
+    assert [encode(x, E2M1FN, missing_nan=rule).tolist() for rule in ("max", "zero")] == [[7], [8]]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_refused_overflow_is_named_with_its_index_in_every_format(dtype):
+    for fmt in (E4M3FN, E5M2, E2M1FN, E8M0FNU):
+        x = np.full((3, 100_000), fmt.max, dtype)  # longer than one call of a kernel
+        assert (encode(x, fmt, overflow="raise") == fmt.max_code).all()
+        x[2, 70_001:] = np.inf
+        named = re.escape(f"x[2, 70001] is inf: it rounds beyond {fmt.max:g}, the largest")
+        with pytest.raises(FormatError, match=named):
+            encode(x, fmt, overflow="raise")
+        x[1, 99_999] = 1.75 * fmt.max
+        with pytest.raises(FormatError, match=r"^x\[1, 99999\] is [0-9.e+]+: it rounds beyond"):
+            encode(x, fmt, overflow="raise")
+        x[0, 3] = np.nan
+        with pytest.raises(FormatError, match=r"^x\[0, 3\] is NaN"):
+            encode(x, fmt, overflow="raise", nan="raise")
+
+
+def test_a_value_just_above_max_that_rounds_to_it_is_not_refused():
+    assert encode([464.0, -449.0], E4M3FN, overflow="raise").tolist() == [0x7E, 0xFE]
+    with pytest.raises(FormatError, match=r"^x\[1\] is 464\.00001: it rounds beyond 448, the largest float8_e4m3fn"):
+        encode([464.0, 464.00001], E4M3FN, overflow="raise")
+
+
+def test_an_overflow_that_is_clipped_towards_zero_is_refused_all_the_same():
+    assert encode([449.0, 1e30], E4M3FN, rounding="toward_zero").tolist() == [0x7E, 0x7E]
+    assert encode([479.0], E4M3FN, rounding="toward_zero", overflow="raise").tolist() == [0x7E]
+    with pytest.raises(FormatError, match=r"^x\[0\] is 480\.0: it rounds beyond 448"):
+        encode([480.0], E4M3FN, rounding="toward_zero", overflow="raise")
+
+
+def test_choices_are_given_by_name_or_by_enum():
+    x = np.array([1e30, 1.0625, np.nan], np.float32)
+    by_name = encode(x, "e4m3", policy="cuda", rounding="nearest_away", overflow="ieee", nan="signed")
+    assert by_name.tolist() == [0x7F, 0x39, 0x7F]
+    assert by_name.tolist() == encode(
+        x, E4M3FN, policy="cuda", rounding=RoundMode.TIES_TO_AWAY, overflow=Overflow.IEEE, nan=NanPolicy.SIGNED
+    ).tolist()  # fmt: skip
+    with pytest.raises(FormatError, match=r"unknown rounding 'nearest_evn': did you mean 'nearest_even'\?"):
+        encode(x, E4M3FN, rounding="nearest_evn")
+    with pytest.raises(FormatError, match=r"unknown overflow 'saturated': did you mean 'saturate'\?"):
+        encode(x, E4M3FN, overflow="saturated")
+
+
+def test_the_call_of_the_issue_works():
+    out = np.empty(3, np.uint8)
+    x = np.array([1000, 4.25, -np.nan], np.float32)
+    assert qsim.encode(x, "float8_e4m3fn", policy="cuda", rounding="nearest_even", out=out) is out
+    assert out.tolist() == [0x7E, 0x48, 0x7F]
+
+
+def test_counts_by_hand():
+    x = [448, 464, 465, -1e30, np.inf, np.nan, 1e-3, -1e-4, 0, -0.0, 1e-300, 2.0**-9]
+    codes, counts = encode_with_counts(x, E4M3FN)
+    assert codes.tolist() == encode(x, E4M3FN).tolist()
+    numbers = (counts.saturated, counts.flushed, counts.nan, counts.inf)
+    assert [(2, np.int64, ()), (2, np.int64, ()), (1, np.int64, ()), (1, np.int64, ())] == [
+        (int(n), n.dtype, n.shape) for n in numbers
+    ]
+    packed, counts = encode_with_counts([[7.1, 0.2, -1e9]], E2M1FN, packed=True, rounding="up")
+    assert (packed.tolist(), int(counts.saturated), int(counts.flushed)) == ([[0x17, 0x0F]], 2, 0)
+    scales, counts = encode_with_counts([3e38, 0, -1, -np.inf, 1e-40], E8M0FNU, rounding="up")
+    assert scales.tolist() == [0xFE, 0x00, 0xFF, 0xFF, 0x00]
+    assert (int(counts.saturated), int(counts.flushed), int(counts.nan), int(counts.inf)) == (1, 0, 0, 1)

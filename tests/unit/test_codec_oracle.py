@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -18,6 +19,7 @@ from qsim.formats import (
     E8M0FNU,
     FORMATS,
     POLICIES,
+    MissingNan,
     NanPolicy,
     Overflow,
 )
@@ -186,10 +188,37 @@ def test_a_row_of_the_policy_table(fmt, x, expected):
     assert expected == {name: encode_by_codes(x, fmt, POLICIES[name].codes(fmt)) for name in expected}
 
 
-def test_a_refused_nan_is_an_error_only_where_the_format_has_none():
-    with pytest.raises(FormatError, match="NaN has no code in float4_e2m1fn"):
-        encode_scalar(NAN, E2M1FN, nan=NanPolicy.RAISE)
-    assert encode_scalar(NAN, E4M3FN, nan=NanPolicy.RAISE) == 0x7F
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("x", [NAN, NEGATIVE_NAN])
+def test_a_nan_is_refused_in_every_format(fmt, x):
+    with pytest.raises(FormatError, match=f"^x is NaN and the policy refuses it in {fmt.name}"):
+        encode_scalar(x, fmt, nan=NanPolicy.RAISE)
+
+
+def test_a_missing_nan_is_refused_only_where_it_is_missing():
+    with pytest.raises(FormatError, match=r"^x is NaN and the policy refuses it in float4_e2m1fn"):
+        encode_scalar(NAN, E2M1FN, missing_nan=MissingNan.RAISE)
+    assert encode_scalar(NAN, E4M3FN, missing_nan=MissingNan.RAISE) == 0x7F
+    assert [encode_scalar(x, E2M1FN, missing_nan=MissingNan.ZERO) for x in (NAN, NEGATIVE_NAN)] == [8, 0]
+    assert [encode_scalar(x, E2M1FN) for x in (NAN, NEGATIVE_NAN)] == [7, 7]
+
+
+def test_a_negative_number_without_sign_is_a_nan_that_can_be_refused():
+    with pytest.raises(FormatError, match=r"^x is -1\.0: float8_e8m0fnu has no sign"):
+        encode_scalar(-1.0, E8M0FNU, nan=NanPolicy.RAISE)
+    assert encode_scalar(-0.0, E8M0FNU, nan=NanPolicy.RAISE) == 0
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
+def test_overflow_is_refused_in_every_format_from_where_it_rounds_beyond_max(fmt):
+    with pytest.raises(FormatError, match=re.escape(f"x is inf: it rounds beyond {fmt.max:g}, the largest {fmt.name}")):
+        encode_scalar(INF, fmt, overflow=Overflow.RAISE)
+    beyond = 2 * Fraction(fmt.max)
+    with pytest.raises(FormatError, match=f"^x is {beyond}: it rounds beyond"):
+        encode_scalar(beyond, fmt, overflow=Overflow.RAISE)
+    assert encode_scalar(fmt.max, fmt, overflow=Overflow.RAISE) == fmt.max_code
+    just_above = Fraction(fmt.max) * (1 + Fraction(1, 1000))
+    assert encode_scalar(just_above, fmt, overflow=Overflow.RAISE) == fmt.max_code
 
 
 def test_ieee_overflow_of_e2m1_is_an_error_for_any_value():

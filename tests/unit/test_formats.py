@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
+from qsim.codec.oracle import encode_scalar
 from qsim.errors import FormatError
 from qsim.formats import (
     ALIASES,
@@ -15,12 +16,17 @@ from qsim.formats import (
     FORMATS,
     POLICIES,
     FloatFormat,
+    MissingNan,
     NanEncoding,
     NanPolicy,
     Overflow,
+    RoundMode,
     cast_codes,
     get_format,
+    get_missing_nan,
+    get_nan_policy,
     get_policy,
+    get_round_mode,
 )
 
 # name: bits, bias, max, its code, min normal, its code, least, its code, Inf, NaN, has -0, finite codes
@@ -110,7 +116,6 @@ def test_a_format_is_frozen_hashable_and_survives_pickle():
     [
         ({"has_inf": True}, "Inf and the IEEE encoding"),
         ({"exponent_bits": 6}, "10 bits is outside 2..8"),
-        ({"nan": NanEncoding.NONE}, "code 255 must stay free"),
         ({"bias": 128}, "leave the range of float32"),
         ({"exponent_bits": 7, "mantissa_bits": 0, "bias": -1}, "leave the range of float32"),
         ({"codes_per_byte": 2}, "2 codes of 8 bits exceed a byte"),
@@ -155,18 +160,21 @@ POLICY_TABLE = [
     ("ocp", "float8_e5m2", (0x7B, 0x7F, 0xFF)),
     ("ml_dtypes", "float8_e4m3fnuz", (0x80, 0x80, 0x80)),
     ("cuda_nosat", "float8_e5m2fnuz", (0x80, 0x80, 0x80)),
+    ("torch", "float8_e4m3fnuz", (0x80, 0x80, 0x80)),
+    ("torch", "float8_e5m2fnuz", (0x80, 0x80, 0x80)),
+    ("cuda", "float8_e4m3fnuz", (0x7F, 0x80, 0x80)),
 ]
 
 
 @pytest.mark.parametrize(("policy", "fmt", "expected"), POLICY_TABLE)
 def test_a_cell_of_the_policy_table(policy, fmt, expected):
-    assert expected == tuple(POLICIES[policy].codes(FORMATS[fmt]))
+    assert (*expected, False, False) == tuple(POLICIES[policy].codes(FORMATS[fmt]))
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 def test_every_preset_is_usable_for_every_format(policy, fmt):
-    assert all(0 <= code < fmt.code_count for code in policy.codes(fmt))
+    assert all(0 <= code < fmt.code_count for code in policy.codes(fmt)[:3])
     if not fmt.has_nan:
         assert policy.overflow(fmt) is Overflow.SATURATE
 
@@ -181,6 +189,71 @@ def test_with_overflow_changes_what_a_format_can_express():
     policy = POLICIES["ocp"].with_overflow(Overflow.IEEE)
     assert tuple(policy.codes(fmt).overflow for fmt in (E5M2, E4M3FN, E2M1FN)) == (0x7C, 0x7F, 7)
     assert policy.nan is NanPolicy.SIGNED
+
+
+def test_a_refused_overflow_exists_for_every_format_and_leaves_the_codes_saturating():
+    policy = POLICIES["ml_dtypes"].with_overflow(Overflow.RAISE)
+    for fmt in FORMATS.values():
+        assert (fmt.max_code, True) == (policy.codes(fmt).overflow, policy.codes(fmt).refuses_overflow)
+    assert not any(POLICIES[name].codes(fmt)[3:] != (False, False) for name in POLICIES for fmt in FORMATS.values())
+
+
+def test_a_refused_nan_is_resolved_by_format():
+    every, missing = POLICIES["ocp"].with_choices(nan="raise"), POLICIES["ocp"].with_choices(missing_nan="raise")
+    for fmt in FORMATS.values():
+        assert (True, not fmt.has_nan) == (every.codes(fmt).refuses_nan, missing.codes(fmt).refuses_nan)
+
+
+def test_a_policy_with_another_choice_has_another_name():
+    changes = [
+        {"rounding": "up"}, {"overflow": "raise"}, {"nan": "raise"}, {"missing_nan": "raise"}, {"random_bits": 8},
+        {"rounding": RoundMode.STOCHASTIC, "random_bits": 8}, {"overflow": Overflow.IEEE},
+        {"missing_nan": MissingNan.ZERO},
+    ]  # fmt: skip
+    policies = [POLICIES["ocp"].with_choices(**change) for change in changes]
+    names = [policy.name for policy in policies]
+    assert names[5] == "ocp+rounding=stochastic+random_bits=8"
+    assert len({*names, "ocp"}) == 9
+    assert POLICIES["ocp"].with_choices() is POLICIES["ocp"]
+    assert (policies[5].rounding, policies[5].random_bits) == (RoundMode.STOCHASTIC, 8)
+    assert [policy.missing_nan for policy in policies[3::4]] == [MissingNan.RAISE, MissingNan.ZERO]
+
+
+@pytest.mark.parametrize("bits", [0, 33, -1])
+def test_a_random_word_has_1_to_32_bits_to_use(bits):
+    with pytest.raises(FormatError, match=f"random_bits {bits} is outside 1..32"):
+        POLICIES["ocp"].with_choices(random_bits=bits)
+
+
+def test_a_format_with_neither_inf_nor_nan_cannot_be_promised_one():
+    with pytest.raises(FormatError, match="overflow_finite 'ieee' does not exist"):
+        replace(POLICIES["ocp"], overflow_finite=Overflow.IEEE)
+
+
+def test_roundings_have_the_names_of_the_issue_and_aliases():
+    expected = ["nearest_even", "nearest_away", "toward_zero", "up", "down", "odd", "stochastic"]
+    assert expected == [mode.value for mode in RoundMode]
+    assert list(RoundMode) == [get_round_mode(name) for name in expected]
+    assert list(RoundMode) == [get_round_mode(mode) for mode in RoundMode]
+    assert list(RoundMode) == [get_round_mode(mode.name.title()) for mode in RoundMode]
+    short = ("rne", "rna", "rz", "ru", "rd", "odd", "sr")
+    assert list(RoundMode) == [get_round_mode(name) for name in short]
+
+
+def test_an_unknown_choice_names_a_close_one():
+    with pytest.raises(FormatError, match=r"unknown rounding 'towards_zero': did you mean 'toward_zero'\? known: near"):
+        get_round_mode("towards_zero")
+    with pytest.raises(FormatError, match="unknown NaN policy 'sign': did you mean 'signed'"):
+        get_nan_policy("sign")
+    with pytest.raises(FormatError, match="unknown rule for a missing NaN 'poison': known: max, zero, raise"):
+        get_missing_nan("poison")
+    assert (get_nan_policy("keep_sign"), get_nan_policy("canonical")) == (NanPolicy.SIGNED, NanPolicy.POSITIVE)
+
+
+def test_eight_bits_without_nan_are_a_format_too():
+    full = replace(E4M3FN, name="e4m3_no_nan", nan=NanEncoding.NONE)
+    assert (full.max, full.max_code, full.nan_codes) == (480.0, 0x7F, ())
+    assert encode_scalar(-1e9, full) == 0xFF
 
 
 def test_a_format_needs_no_code_of_its_own():

@@ -5,8 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 
+from qsim.codec.general_kernels import fill_words
 from qsim.errors import UsageError
-from qsim.philox import Purpose, philox4x32, random_bell, random_order, random_words
+from qsim.philox import Purpose, RandomStream, philox4x32, random_bell, random_order, random_words
+from qsim.quant import OpId
 
 ONES = 0xFFFFFFFF
 PI_COUNTER = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
@@ -128,6 +130,68 @@ def test_a_count_beyond_the_block_counter_is_an_error(count):
 def test_the_largest_seed_fills_both_key_words():
     expected = philox((0, 0, 0, Purpose.ROWS * 2**24), (ONES, ONES))
     assert expected.tolist() == random_words(2**64 - 1, Purpose.ROWS, count=4).tolist()
+
+
+# ---- streams and operations -----------------------------------------------------------------------------
+
+
+def test_a_stream_is_its_key_and_the_upper_three_words_of_its_counter():
+    stream = RandomStream(SEED, **BASE)
+    assert stream.key() == KEY
+    assert stream.counter() == counter_of(0)[1:] == (5, 0x00060007, 0x0400890A)
+    expected = [int(word) for block in range(3) for word in philox(counter_of(block), KEY)]
+    assert expected == stream.words(12).tolist() == [stream.word(e) for e in range(12)]
+    assert random_words(SEED, Purpose.ROUNDING, count=7, **BASE).tolist() == stream.words(7).tolist()
+
+
+def test_the_last_word_of_a_stream_is_the_fourth_of_the_last_block():
+    assert int(philox(counter_of(ONES), KEY)[3]) == RandomStream(SEED, **BASE).word(2**34 - 1)
+    for element in (-1, 2**34):
+        with pytest.raises(UsageError, match=f"element {element} is outside"):
+            RandomStream(SEED).word(element)
+
+
+@pytest.mark.parametrize("purpose", [Purpose.ROUNDING, Purpose.HADAMARD])
+def test_an_operation_has_the_stream_of_its_fields(purpose):
+    op = OpId(logical_step=5, microbatch=6, worker_id=7, layer_id=8, site=9, role_id=10)
+    stream = op.stream(SEED, purpose)
+    assert (stream.key(), stream.counter()) == (KEY, counter_of(0, purpose=purpose)[1:])
+    assert op._replace(visit=3).stream(SEED, purpose) == stream  # a recompute draws the words of the forward
+    others = [op._replace(**{field: 1}).stream(SEED, purpose) for field in op._fields[:-1]]
+    assert len({stream, *others}) == 7
+
+
+def test_the_words_of_an_operation_are_known():
+    words = OpId(logical_step=1, layer_id=2, role_id=1).stream(2024).words(4)
+    assert [0x2AC523AD, 0x9EE87ED0, 0xD9011C4A, 0x230A53B1] == words.tolist()
+
+
+def test_a_field_of_an_operation_that_does_not_fit_is_named():
+    with pytest.raises(UsageError, match=r"^layer 4096 does not fit its 12 bits"):
+        OpId(0, layer_id=4096).stream(0).words(1)
+
+
+# ---- the same words in Numba ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counter", "key"), [((0,) * 4, (0, 0)), ((ONES,) * 4, (ONES, ONES)), (PI_COUNTER, PI_KEY)], ids=["0", "1", "pi"]
+)
+def test_the_kernel_gives_the_published_known_answers(counter, key):
+    words = np.empty(4, np.uint32)
+    fill_words(np.array([*key, *counter[1:]], np.uint32), counter[0], words)
+    assert philox(counter, key).tolist() == words.tolist()
+
+
+@pytest.mark.parametrize("first", [0, 1, 1000, 2**32 - 64])
+def test_the_kernel_gives_the_words_of_the_stream_from_any_block(first):
+    rng = np.random.default_rng(first)
+    stream = rng.integers(0, 2**32, 5, dtype=np.uint32)
+    blocks = np.arange(first, first + 64).astype(np.uint32)
+    counters = np.stack([blocks, *(np.full(64, word, np.uint32) for word in stream[2:])], axis=-1)
+    words = np.empty(256, np.uint32)
+    fill_words(stream, first, words)
+    assert philox(counters, tuple(int(k) for k in stream[:2])).reshape(-1).tolist() == words.tolist()
 
 
 # ---- what is made of the words --------------------------------------------------------------------------
