@@ -1,0 +1,209 @@
+"""The fast scaled casts against the oracle: every recipe, every field, bit by bit; threads change nothing."""
+
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from qsim.codec.packing import unpack
+from qsim.codec.scaled import SCALE_RECIPES, Block, Float32Scale, ScaleRecipe, dequantize_oracle, quantize_oracle
+from qsim.codec.scaled.fast import _odd_quotient, amax_of, dequantize_matrix, quantize_matrix
+from qsim.codec.threads import threads
+from qsim.conformance.compare import assert_bits_equal
+from qsim.errors import FormatError
+from qsim.formats import E2M1FN, E4M3FN, POLICIES
+from qsim.philox import RandomStream
+
+OCP = POLICIES["ocp"]
+NEGATIVE_NAN = np.uint32(0xFFC00000).view(np.float32)
+EVERY = pytest.mark.parametrize("recipe", SCALE_RECIPES.values(), ids=SCALE_RECIPES)
+FEW = ("float8_e4m3fn", "float8_e5m2_col", "float8_e4m3fnuz_row", "float4_e2m1fn_128x128", "mxfp4_even", "mxfp8_rceil",
+       "nvfp4_exact", "nvfp4_te", "nvfp4_torchao", "nvfp4_4over6", "nvfp4_exact_16x16")  # fmt: skip
+SOME = pytest.mark.parametrize("recipe", [SCALE_RECIPES[name] for name in FEW], ids=FEW)
+
+
+def spread(shape, seed=1):
+    """Numbers over many binades."""
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(shape) * np.exp(3 * rng.standard_normal(shape))).astype(np.float32)
+
+
+def hostile():
+    """NaN, Inf, zeros of both signs, subnormals and huge numbers; a row of zeros; odd tails."""
+    x = spread((3, 50))
+    x[0, :20] = 0
+    x[1, :12] = [np.nan, 0, -0.0, 1e-45, -3e38, 1, 2, 3, 4, 5, 6, 7]
+    x[2, 33:37] = [NEGATIVE_NAN, -np.inf, np.inf, 1e-40]
+    x[2, -1] = -np.inf
+    return x
+
+
+def tiny():
+    """Down to the subnormals, where 1 / scale and 1 / pt are Inf or subnormal too."""
+    return (spread((2, 40)) * np.float32(1e-43)).astype(np.float32)
+
+
+def zeros():
+    x = np.where(spread((2, 33)) > 0, np.float32(0), np.float32(-0.0)).astype(np.float32)
+    return x
+
+
+def one_huge():
+    x = zeros()
+    x[-1, -1], x[0, 0], x[0, 5] = 3e38, 1, 1e-44
+    return x
+
+
+MATRICES = {
+    "ordinary": lambda: spread((18, 18)),
+    "hostile": hostile,
+    "tiny": tiny,
+    "zeros": zeros,
+    "one huge": one_huge,
+    "all NaN": lambda: np.full((2, 17), NEGATIVE_NAN),
+    "no columns": lambda: np.zeros((3, 0), np.float32),
+    "no rows": lambda: np.zeros((0, 4), np.float32),
+}
+
+
+def assert_same(expected, actual):
+    for field in dataclasses.fields(expected):
+        a, b = getattr(expected, field.name), getattr(actual, field.name)
+        if field.name == "counts":
+            assert a == b
+        elif a is None:
+            assert b is None
+        else:
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), field.name
+            assert a.tobytes() == np.ascontiguousarray(b).tobytes(), field.name
+
+
+@pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
+@SOME
+def test_codes_scales_counts_and_decode_equal_the_oracle(recipe, matrix):
+    x = matrix()
+    expected = quantize_oracle(x, recipe)
+    assert_same(expected, quantize_matrix(x, recipe, policy=OCP))
+    assert_bits_equal(dequantize_oracle(expected, recipe), dequantize_matrix(expected, recipe))
+
+
+@EVERY
+def test_every_recipe_equals_the_oracle_on_a_hostile_matrix(recipe):
+    x = hostile()
+    expected = quantize_oracle(x, recipe)
+    assert_same(expected, quantize_matrix(x, recipe, policy=OCP))
+    assert_bits_equal(dequantize_oracle(expected, recipe), dequantize_matrix(expected, recipe))
+
+
+@pytest.mark.parametrize("policy", ["cuda", "ml_dtypes", "torch"])
+@pytest.mark.parametrize("name", ["float8_e5m2", "mxfp8_floor", "nvfp4_te"])
+def test_the_policy_of_the_elements_is_the_oracles(name, policy):
+    expected = quantize_oracle(hostile(), name, policy=policy)
+    assert_same(expected, quantize_matrix(hostile(), SCALE_RECIPES[name], policy=POLICIES[policy]))
+
+
+@pytest.mark.parametrize("rounding", ["nearest_away", "toward_zero", "up", "down", "odd"])
+@SOME
+def test_every_rounding_equals_the_oracle(recipe, rounding):
+    policy = OCP.with_choices(rounding=rounding)
+    x = spread((3, 35))
+    assert_same(quantize_oracle(x, recipe, policy=policy), quantize_matrix(x, recipe, policy=policy))
+
+
+@SOME
+def test_stochastic_rounding_equals_the_oracle_word_by_word(recipe):
+    policy, stream = OCP.with_choices(rounding="stochastic"), RandomStream(seed=9, step=3, layer=1)
+    for x in (hostile(), spread((3, 35))):
+        expected = quantize_oracle(x, recipe, policy=policy, stream=stream)
+        assert_same(expected, quantize_matrix(x, recipe, policy=policy, stream=stream))
+    other = quantize_matrix(x, recipe, policy=policy, stream=RandomStream(seed=9, step=4, layer=1))
+    assert not np.array_equal(expected.codes, other.codes)
+
+
+@SOME
+def test_threads_and_the_length_of_a_row_change_no_bit(recipe):
+    """Large enough for several threads; one long row is cut along its columns, several are cut between."""
+    for shape in ((1, 1 << 20), (260, 4099)):
+        x = spread(shape, seed=4)
+        with threads(1):
+            alone = quantize_matrix(x, recipe, policy=OCP)
+            back = dequantize_matrix(alone, recipe)
+        for count in (2, 3):
+            with threads(count):
+                assert_same(alone, quantize_matrix(x, recipe, policy=OCP))
+                assert_bits_equal(back, dequantize_matrix(alone, recipe))
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 127, 129, 528])
+@pytest.mark.parametrize("name", ["float4_e2m1fn", "float4_e2m1fn_col", "mxfp4_rceil", "nvfp4_te", "nvfp4_exact"])
+def test_packed_codes_are_the_codes_two_a_byte(name, length):
+    x = spread((3, length))
+    plain = quantize_matrix(x, SCALE_RECIPES[name], policy=OCP)
+    packed = quantize_matrix(x, SCALE_RECIPES[name], policy=OCP, packed=True)
+    assert (3, (length + 1) // 2) == packed.codes.shape
+    assert plain.codes.tobytes() == unpack(packed.codes, length).tobytes()
+    if length % 2:
+        assert (packed.codes[:, -1] >> 4 == 0).all()
+
+
+def test_blocks_of_an_odd_width_pack_too():
+    recipe = ScaleRecipe(name="fives", fmt=E2M1FN, block=Block(1, 5), scale=Float32Scale())
+    x = spread((4, 23))
+    plain = quantize_matrix(x, recipe, policy=OCP)
+    assert_same(quantize_oracle(x, recipe), plain)
+    packed = quantize_matrix(x, recipe, policy=OCP, packed=True)
+    assert plain.codes.tobytes() == unpack(packed.codes, 23).tobytes()
+
+
+@pytest.mark.parametrize("block", [(1, 48), (1, 256), (1, 300), (3, 7), (2, 1), (5, 0), (0, 16)])
+def test_blocks_of_any_shape_equal_the_oracle(block):
+    recipe = ScaleRecipe(name="mine", fmt=E4M3FN, block=Block(*block), scale=Float32Scale())
+    x = spread((7, 310))
+    assert_same(quantize_oracle(x, recipe), quantize_matrix(x, recipe, policy=OCP))
+
+
+def test_without_counting_the_codes_are_the_same():
+    for name in FEW:
+        with_counts = quantize_matrix(hostile(), SCALE_RECIPES[name], policy=OCP)
+        without = quantize_matrix(hostile(), SCALE_RECIPES[name], policy=OCP, counting=False)
+        assert with_counts.codes.tobytes() == without.codes.tobytes()
+        assert with_counts.scales.tobytes() == without.scales.tobytes()
+
+
+def test_a_given_tensor_amax_takes_the_place_of_the_matrixs_own():
+    x = spread((4, 32))
+    own = quantize_matrix(x, SCALE_RECIPES["nvfp4_te"], policy=OCP)
+    same = quantize_matrix(x, SCALE_RECIPES["nvfp4_te"], policy=OCP, tensor_amax=amax_of(x))
+    assert_same(own, same)
+    other = np.float32(2) * amax_of(x)
+    actual = quantize_matrix(x, SCALE_RECIPES["nvfp4_te"], policy=OCP, tensor_amax=other)
+    assert_same(quantize_oracle(x, "nvfp4_te", tensor_amax=other), actual)
+    assert other == actual.tensor_scale
+
+
+def test_an_exact_quotient_is_rounded_to_odd():
+    """Exact, or the float64 with an odd last bit on the side of the quotient: held against fractions."""
+    rng = np.random.default_rng(0)
+    a = rng.integers(-(2**24), 2**24, 2000) * 2688.0 * 2.0 ** rng.integers(-140, 100, 2000)
+    b = rng.integers(2**23, 2**24, 2000) * (rng.integers(1, 16, 2000) / 8) * 2.0 ** rng.integers(-100, 100, 2000)
+    a[:300] = b[:300] * rng.integers(-7, 7, 300) / 4
+    for x, y, q in zip(a, b, _odd_quotient(a, b), strict=True):
+        exact = Fraction(float(x)) / Fraction(float(y))
+        if Fraction(float(q)) != exact:
+            assert 1 == int(q.view(np.int64)) & 1
+            low, high = sorted(float(np.nextafter(q, end)) for end in (-np.inf, np.inf))
+            assert Fraction(low) < exact < Fraction(high)
+
+
+def test_amax_is_the_largest_finite_magnitude():
+    assert 0.0 == amax_of(np.zeros((0, 3), np.float32))
+    assert 3.0 == amax_of(np.array([[1, np.nan, -3, np.inf]], np.float32))
+
+
+def test_a_refused_overflow_names_its_value_and_place():
+    x = np.ones((2, 32), np.float32)
+    x[1, 3] = np.inf
+    policy = OCP.with_choices(overflow="raise")
+    with pytest.raises(FormatError, match=r"\[1, 3\] is inf"):
+        quantize_matrix(x, SCALE_RECIPES["mxfp8_rceil"], policy=policy)
