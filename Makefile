@@ -1,5 +1,6 @@
 # Two commands for a fresh machine with Python 3.11+ and make:  make sweep  |  make test
 # .venv is built from constraints.txt (versions only); a stamp per extra set makes the second call immediate.
+# With CI set, `make test` installs the outside oracles too, and no test may skip for want of one.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -7,13 +8,19 @@ BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 PINS   := pyproject.toml constraints.txt
 
+# Any arguments of `pip install` that give torch 2.13 or newer for the CPU: make oracles TORCH='...'
+TORCH   ?= torch==2.13.0
+TORCHAO := torchao>=0.18,<0.19
+
 .DELETE_ON_ERROR:
-.PHONY: help sweep test lint docs bench constraints clean
+.PHONY: help sweep test oracles lint docs bench exhaustive constraints clean
 
 help:
 	@echo "make sweep        create .venv, install qsim, run the default study (table and heatmap)"
 	@echo "make test         create .venv, run every check (ruff, mypy, import-linter, pytest, notebook, docs)"
+	@echo "make oracles      add torch and torchao, which some tests compare with and skip without (TORCH='...' to choose)"
 	@echo "make bench        run the benchmarks"
+	@echo "make exhaustive   all 2^32 float32 patterns against independent implementations; resumes"
 	@echo "make constraints  resolve the pins anew"
 	@echo "make clean        remove .venv and outputs"
 
@@ -40,6 +47,18 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# torch by pip: uv resolves it to CUDA builds of several gigabytes. One that is installed it leaves alone.
+$(VENV)/.installed-oracle: $(VENV)/.installed-test
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(TORCH)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --constraint constraints.txt "$(TORCHAO)"
+	@touch $@
+
+oracles: $(VENV)/.installed-oracle
+
+ifneq ($(CI),)
+test: $(VENV)/.installed-oracle
+endif
+
 test: lint
 	$(PY) -m pytest
 	$(PY) -m sphinx -q -W -b html docs docs/_build/html
@@ -53,6 +72,9 @@ $(VENV)/.installed-bench: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-bench
 	$(PY) -m pytest benchmarks --benchmark-columns=median,iqr,rounds --benchmark-sort=name
+
+exhaustive: $(VENV)/.installed-test
+	$(PY) -m tests.exhaustive
 
 constraints: $(VENV)/.uv
 	$(BIN)/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --upgrade --quiet \
