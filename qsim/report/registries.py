@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from qsim.formats import ALIASES, FORMATS, POLICIES
+from qsim.codec.scaled import SCALE_RECIPES, Float32Scale, PowerOfTwoScale, ScaleRecipe, TwoLevelScale
+from qsim.formats import ALIASES, FORMATS, POLICIES, RoundMode
 from qsim.quant import RECIPES
+from qsim.quant.plain import CENTERS, NIBBLE_ORDERS
 from qsim.sim import CONTRASTS, DEFECTS, FIXES, PRESETS, RULES, Defect
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def formats_data() -> dict[str, object]:
-    """Formats with their numbers, cast policies and recipes."""
+    """Formats with their numbers, cast policies, roundings and recipes."""
     aliases: dict[str, list[str]] = {}
     for alias, name in ALIASES.items():
         aliases.setdefault(name, []).append(alias)
@@ -35,9 +37,45 @@ def formats_data() -> dict[str, object]:
             for fmt in FORMATS.values()
         ],
         "policies": list(POLICIES),
+        "roundings": [mode.value for mode in RoundMode],
+        "scale_recipes": [
+            {"name": r.name, "format": r.fmt.name, "block": list(r.block), "scale": _scale_name(r)}
+            for r in SCALE_RECIPES.values()
+        ],
+        "nibble_orders": NIBBLE_ORDERS,
+        "centers": list(CENTERS),
         "recipes": list(RECIPES),
         "presets": [{"name": p.name, "story": p.story} for p in PRESETS.values()],
     }
+
+
+def _scale_name(recipe: ScaleRecipe) -> str:
+    """The scale rule in a few words."""
+    match recipe.scale:
+        case PowerOfTwoScale(rule=rule):
+            return f"E8M0, {rule.value}"
+        case TwoLevelScale(order=order, scale_max=scale_max, error=error):
+            words = f"E4M3 up to {scale_max} x float32 amax, {order.value}"
+            return words if error is None else f"{words}, {error.value} error"
+        case Float32Scale():
+            return "float32, max / amax"
+
+
+def _scale_rows() -> list[list[str]]:
+    """The scale recipes, one line a family: those whose names differ in their ends alone."""
+    families: dict[tuple[str, str], list[ScaleRecipe]] = {}
+    for recipe in SCALE_RECIPES.values():
+        stem = recipe.fmt.name if isinstance(recipe.scale, Float32Scale) else recipe.name.rpartition("_")[0]
+        own = isinstance(recipe.scale, TwoLevelScale)
+        families.setdefault((recipe.name if own else stem, recipe.fmt.name), []).append(recipe)
+    rows = []
+    for (_, fmt), members in families.items():
+        names = " ".join(m.name for m in members)
+        blocks = sorted({tuple(m.block) for m in members})
+        block = "x".join(map(str, blocks[0])) if len(blocks) == 1 else "whole, row, column, 1x128, 128x128"
+        scales = {_scale_name(m) for m in members}
+        rows.append([names, fmt, block, scales.pop() if len(scales) == 1 else "E8M0, by the rule named"])
+    return rows
 
 
 def defects_data() -> list[dict[str, object]]:
@@ -87,11 +125,18 @@ def formats_tables() -> list[Table]:
         for f in listed
     ]
     names = [
-        ["recipes", ", ".join(RECIPES)],
+        ["stateful recipes", ", ".join(RECIPES)],
+        ["centres", ", ".join(CENTERS)],
+        ["nibble orders", ", ".join(NIBBLE_ORDERS)],
         ["cast policies", ", ".join(POLICIES)],
+        ["roundings", ", ".join(mode.value for mode in RoundMode)],
         ["presets", ", ".join(PRESETS)],
     ]
-    return [_table("Formats", columns, rows), _table("Other names", ("kind", "names"), names)]
+    return [
+        _table("Formats", columns, rows),
+        _table("Scale recipes (qsim.quantize)", ("names", "elements", "block", "scale"), _scale_rows()),
+        _table("Other names", ("kind", "names"), names),
+    ]
 
 
 def defects_tables() -> list[Table]:

@@ -52,9 +52,17 @@ def test_no_source_keeps_global_random_state() -> None:
     assert found <= {"studies/capture_minilm.py"}  # the capture's passages were chosen by NumPy's generator, once
 
 
+def test_kernels_live_in_files_whose_text_is_in_the_cache_folders_name() -> None:
+    """``jit.source_digest`` reads *kernels.py: machine code of another text must not be loaded."""
+    users = [p for p in SOURCES if re.search(r"^@(?:kernel|helper|cached)\b", p.read_text(), re.MULTILINE)]
+    assert len(users) > 5
+    assert [] == [str(p.relative_to(ROOT)) for p in users if not p.name.endswith("kernels.py")]
+
+
 def test_below_the_sweep_no_clock_is_read() -> None:
     banned = re.compile(r"^\s*(?:import|from) (?:time|datetime)\b|perf_counter", re.MULTILINE)
-    lower = [p for p in SOURCES if p.is_relative_to(ROOT / "qsim") and "sweep" not in p.parts]
+    upper = {"sweep", "report"}
+    lower = [p for p in SOURCES if p.is_relative_to(ROOT / "qsim") and not upper & set(p.parts)]
     assert [] == [str(p.relative_to(ROOT)) for p in lower if banned.search(p.read_text())]
 
 
