@@ -9,9 +9,21 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from qsim.backends import get_backend
-    from qsim.codec import decode, encode, pack, unpack
+    from qsim.codec import (
+        decode,
+        encode,
+        encode_scalar,
+        encode_with_counts,
+        hadamard_signs,
+        pack,
+        swizzle_scales,
+        unpack,
+        unswizzle_scales,
+    )
+    from qsim.codec.scaled import SCALE_RECIPES, get_scale_recipe
     from qsim.formats import FORMATS, POLICIES, get_format, get_policy
     from qsim.gemm import matmul
+    from qsim.philox import RandomStream
     from qsim.quant import (
         OpId,
         begin_logical_quantization,
@@ -20,44 +32,68 @@ if TYPE_CHECKING:
         observe_for_future_state,
         quantize_with_snapshot,
     )
+    from qsim.quant.plain import dequantize, quantize
+    from qsim.quant.state import QuantizedTensor
 
 _DOORS = {
     "FORMATS": "qsim.formats",
-    "POLICIES": "qsim.formats",
     "OpId": "qsim.quant",
+    "POLICIES": "qsim.formats",
+    "QuantizedTensor": "qsim.quant.state",
+    "RandomStream": "qsim.philox",
+    "SCALE_RECIPES": "qsim.codec.scaled",
     "begin_logical_quantization": "qsim.quant",
     "commit_quant_observation": "qsim.quant",
     "decode": "qsim.codec",
+    "dequantize": "qsim.quant.plain",
     "encode": "qsim.codec",
+    "encode_scalar": "qsim.codec",
+    "encode_with_counts": "qsim.codec",
     "get_backend": "qsim.backends",
     "get_format": "qsim.formats",
     "get_policy": "qsim.formats",
+    "get_scale_recipe": "qsim.codec.scaled",
+    "hadamard_signs": "qsim.codec",
     "make_recipe": "qsim.quant",
     "matmul": "qsim.gemm",
     "observe_for_future_state": "qsim.quant",
     "pack": "qsim.codec",
+    "quantize": "qsim.quant.plain",
     "quantize_with_snapshot": "qsim.quant",
+    "swizzle_scales": "qsim.codec",
     "unpack": "qsim.codec",
+    "unswizzle_scales": "qsim.codec",
 }
 
 __all__ = [
     "FORMATS",
     "POLICIES",
+    "SCALE_RECIPES",
     "OpId",
+    "QuantizedTensor",
+    "RandomStream",
     "__version__",
     "begin_logical_quantization",
     "commit_quant_observation",
     "decode",
+    "dequantize",
     "encode",
+    "encode_scalar",
+    "encode_with_counts",
     "get_backend",
     "get_format",
     "get_policy",
+    "get_scale_recipe",
+    "hadamard_signs",
     "make_recipe",
     "matmul",
     "observe_for_future_state",
     "pack",
+    "quantize",
     "quantize_with_snapshot",
+    "swizzle_scales",
     "unpack",
+    "unswizzle_scales",
 ]
 
 

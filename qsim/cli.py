@@ -118,6 +118,25 @@ def formats(json: JsonFlag = False) -> None:
 
 
 @app.command()
+def bench(
+    size: Annotated[int, typer.Option(min=1, help="Mi elements; 64 needs about 2 GB of memory.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that are measured.")] = 7,
+    json: JsonFlag = False,
+) -> None:
+    """Measure the codecs on this machine against NumPy and, where installed, ml_dtypes, torch and torchao."""
+    from qsim.report.bench import bench_data, bench_notes, bench_rows, bench_table
+
+    rows = bench_rows(mebi=size, rounds=rounds)
+    if json:
+        _print_json(bench_data(rows))
+        return
+    console = _console()
+    console.print(bench_table(rows), "")
+    for note in bench_notes(rows):
+        console.print(note)
+
+
+@app.command()
 def defects(json: JsonFlag = False) -> None:
     """List the defects, the invariants that each breaks, and the fixes that silence it."""
     from qsim.report.registries import defects_data, defects_tables

@@ -307,7 +307,7 @@ def _casts(defective: Trace, correct: Trace, phase: str) -> CastSeverity:
     inputs = [defective.inputs[seq] for seq in mine.values()]
     codes = [defective.casts[seq].codes for seq in mine.values()]
     twins = [correct.casts[twin[op]].codes if op in twin else codes[i] for i, op in enumerate(mine)]
-    counts = [defective.casts[seq].counts for seq in mine.values()]
+    counts = [c for seq in mine.values() if (c := defective.casts[seq].counts) is not None]
     n, replicas = len(inputs), inputs[0].shape[0] if inputs else 0
     match, k = np.zeros((n, replicas)), np.zeros((n, replicas))
     for rows in _by_shape(inputs):

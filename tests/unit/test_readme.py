@@ -33,11 +33,13 @@ def run(*arguments):
     return done.stdout
 
 
-def test_the_python_example_prints_what_its_comments_say():
-    (example,) = blocks("python")
+@pytest.mark.parametrize(
+    ("example", "lines"), list(zip(blocks("python"), (2, 3), strict=True)), ids=["codec", "lifecycle"]
+)
+def test_a_python_example_prints_what_its_comments_say(example, lines):
     promised = re.findall(r"^print\(.*\)  # (.*)$", example, re.MULTILINE)
     printed = run("-c", example).splitlines()
-    assert len(promised) == len(printed) == 3
+    assert len(promised) == len(printed) == lines
     for words, line in zip(promised, printed, strict=True):
         assert words.split(": ")[0] == line
 
@@ -48,7 +50,7 @@ def test_the_demo_output_in_the_readme_is_the_real_one():
 
 
 def test_the_readme_names_commands():
-    assert {"demo", "formats", "defects", "run", "sweep", "status"} == {line.split()[0] for line in COMMANDS}
+    assert {"demo", "formats", "bench", "defects", "run", "sweep", "status"} == {line.split()[0] for line in COMMANDS}
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -102,7 +104,7 @@ def test_the_table_of_study_keys_is_complete_and_its_defaults_are_right():
 def test_names_in_the_readme_are_registered():
     known = registries()
     scope = README.split("## What it is")[1].split("\n## ")[0]
-    for kind, names in (("Recipes", known.recipes), ("Presets", known.presets)):
+    for kind, names in (("Stateful recipes", known.recipes), ("Presets", known.presets)):
         (line,) = re.findall(rf"^- {kind}: (.*(?:\n  .*)*)", scope, re.MULTILINE)
         assert set(re.findall(r"`(\w+)`", line)) == set(names)
     (line,) = re.findall(r"^- Defects (.*(?:\n  .*)*)", scope, re.MULTILINE)

@@ -1,0 +1,282 @@
+"""Quantize a tensor by a scale recipe, and back. Keeps no state: everything follows from the tensor in hand.
+
+The order is fixed: centre, residual RN(x - c), Hadamard rotation, amax, scale, codes; decode goes the same way back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qsim.arrays import F32, U8, AnyArray, frozen
+from qsim.backends import get_backend
+from qsim.codec.means import mean_of
+from qsim.codec.scaled import Block, BlockCounts, ScaledCodes, ScaleRecipe, get_scale_recipe
+from qsim.errors import FormatError, UsageError
+from qsim.formats import CastPolicy, RoundMode, get_policy
+from qsim.quant.state import Layout, QuantizedTensor
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from qsim.backends import Backend
+    from qsim.codec.packing import NibbleOrder
+    from qsim.philox import RandomStream
+
+CENTERS = ("tensor", "channel", "token", "block")
+"""What one centre serves: all elements; a column (an index along the axis); a row; a block of the recipe."""
+
+_LAYOUTS = {
+    "low_first": Layout.PACKED_LOW_FIRST,
+    "high_first": Layout.PACKED_HIGH_FIRST,
+    "ggml_split": Layout.PACKED_GGML_SPLIT,
+}
+
+
+NIBBLE_ORDERS = tuple(_LAYOUTS)
+"""Names of the orders of two codes in a byte (``qsim.codec.packing``)."""
+
+
+def quantize(
+    x: npt.ArrayLike,
+    recipe: str | ScaleRecipe,
+    *,
+    axis: int = -1,
+    center: str | npt.ArrayLike | None = None,
+    hadamard: F32 | None = None,
+    policy: str | CastPolicy = "ocp",
+    rounding: str | RoundMode | None = None,
+    stream: RandomStream | None = None,
+    packed: bool = False,
+    order: str | NibbleOrder = "low_first",
+    tensor_amax: float | None = None,
+    counts: bool = False,
+    backend: str | Backend = "auto",
+) -> QuantizedTensor:
+    """Codes and scales of ``x`` by a recipe of ``python -m qsim formats``: "e4m3", "mxfp4_rceil", "nvfp4_te", ...
+
+    x: any shape with an ``axis`` (0-d is one element), any strides; float32, float16, bfloat16 exactly, float64 and
+    integers rounded to float32 first. Blocks run along ``axis``; a block of several rows counts the other axes,
+    flattened, as rows. A tail block is smaller.
+    center: "tensor", "channel" (a mean per index of the axis), "token" (a mean along the axis), "block" (a mean per
+    block of a recipe whose blocks have one row): the fixed-point mean of the finite elements of x (``means``); or
+    float32 numbers of your own that broadcast to x with its axis last: last step's, or a running mean. Zeros of it
+    are taken as +0. r = RN(x - c) is what is scaled and encoded.
+    hadamard: signs from ``hadamard_signs``: r is rotated in blocks of 16 or 32 along the axis.
+    policy, rounding, stream: as for ``encode`` (element i of x with its axis last, in C order, takes word i).
+    packed, order: two 4-bit codes a byte along the axis, as ``pack`` does.
+    tensor_amax: what a two-level recipe takes for the largest magnitude; by default that of r.
+    counts: also count saturated, flushed, NaN and Inf elements and zero-scale blocks. backend: by name or itself.
+    FormatError: unknown recipe or policy, a dtype that is no number, what the policy refuses, ``packed`` for another
+    width; UsageError: axis, centre, signs or stream that do not fit.
+    """
+    recipe, chosen = get_scale_recipe(recipe), get_policy(policy)
+    chosen = chosen if rounding is None else chosen.with_choices(rounding=rounding)
+    device = get_backend(backend) if isinstance(backend, str) else backend
+    if packed and recipe.fmt.codes_per_byte != 2:
+        raise FormatError(f"packed=True needs 4-bit codes; {recipe.name} has {recipe.fmt.bits} bits a code")
+    array = _float32(np.asarray(x))
+    shape, lined, axis = _with_axis_last(array, axis)
+    matrix = lined.reshape(-1, lined.shape[-1]) if lined.size else lined.reshape(_matrix_shape(lined.shape))
+    c, spread = _center(matrix, lined.shape, center, recipe, device)
+    if spread is not None:
+        with np.errstate(all="ignore"):
+            matrix = np.asarray(matrix - spread, np.float32)
+    if hadamard is not None:
+        from qsim.codec.hadamard import rotate
+
+        matrix = rotate(matrix, hadamard)
+    low_first = packed and str(getattr(order, "value", order)).lower() == "low_first"
+    scaled = device.quantize_blocks(
+        matrix, recipe, chosen, stream=stream, packed=low_first, counting=counts,
+        tensor_amax=None if tensor_amax is None else _one_float32(tensor_amax, "tensor_amax"),
+    )  # fmt: skip
+    codes, layout = scaled.codes, Layout.ONE_PER_BYTE
+    if packed:
+        from qsim.codec.packing import nibble_order, pack
+
+        codes = codes if low_first else pack(codes, order=order)
+        layout = _LAYOUTS[nibble_order(order).value]
+    return QuantizedTensor(
+        codes=frozen(_axis_back(codes.reshape(*lined.shape[:-1], codes.shape[-1]), axis, shape)),
+        scales=frozen(_scales_shaped(scaled.scales, recipe.block, lined.shape)),
+        layout=layout,
+        shape=shape,
+        snapshot=None,
+        amax=frozen(scaled.amax),
+        counts=scaled.counts if counts else None,
+        recipe=recipe,
+        axis=axis,
+        tensor_scale=scaled.tensor_scale,
+        center=c,
+        center_per_block=isinstance(center, str) and center == "block",
+        signs=hadamard,
+    )
+
+
+def dequantize(tensor: QuantizedTensor, *, backend: str | Backend = "auto") -> F32:
+    """The float32 tensor that ``quantize`` encoded: decode, rotate back, add the centre; NaN is 0x7FC00000.
+
+    UsageError for a tensor with a snapshot: ``decode_for_consumer`` decodes that, and proves whose it is.
+    """
+    recipe = tensor.recipe
+    if recipe is None or tensor.snapshot is not None:
+        raise UsageError("a tensor with a snapshot is decoded by decode_for_consumer, which names its consumer")
+    assert tensor.scales is not None, "a recipe makes scales"
+    device = get_backend(backend) if isinstance(backend, str) else backend
+    lined_shape = _lined_shape(tensor.shape, tensor.axis)
+    codes = _unpacked(tensor, lined_shape)
+    grid = recipe.block.grid((codes.shape[0], codes.shape[1]))
+    scaled = ScaledCodes(
+        codes=codes,
+        scales=tensor.scales.reshape(grid),
+        tensor_scale=tensor.tensor_scale,
+        amax=tensor.amax,
+        counts=BlockCounts(0, 0, 0, 0, 0),
+    )
+    values = device.dequantize_blocks(scaled, recipe)
+    if tensor.signs is not None:
+        from qsim.codec.hadamard import rotate_back
+
+        values = rotate_back(values, tensor.signs)
+    if tensor.center is not None:
+        with np.errstate(all="ignore"):
+            values = values + _center_spread(tensor.center, tensor.center_per_block, recipe, lined_shape)
+        values[np.isnan(values)] = np.uint32(0x7FC00000).view(np.float32)
+    return _axis_back(values.reshape(lined_shape), tensor.axis, tensor.shape)
+
+
+# ---- the tensor as a matrix -------------------------------------------------------------------------------------
+
+
+def _matrix_shape(lined: tuple[int, ...]) -> tuple[int, int]:
+    return math.prod(lined[:-1]), lined[-1]
+
+
+def _lined_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """Shape with the axis last; a 0-d tensor is one row of one element."""
+    return (*shape[:axis], *shape[axis + 1 :], shape[axis]) if shape else (1,)
+
+
+def _with_axis_last(array: F32, axis: int) -> tuple[tuple[int, ...], F32, int]:
+    shape, ndim = array.shape, max(array.ndim, 1)
+    if not -ndim <= axis < ndim:
+        raise UsageError(f"axis {axis} does not exist in x of shape {shape}; choose {-ndim}..{ndim - 1}")
+    axis %= ndim
+    lined = np.moveaxis(array, axis, -1) if array.ndim else array.reshape(1)
+    return shape, np.ascontiguousarray(lined), axis
+
+
+def _axis_back(lined: AnyArray, axis: int, shape: tuple[int, ...]) -> AnyArray:
+    if not shape:
+        return lined.reshape(lined.shape if lined.size != 1 else ())
+    return np.ascontiguousarray(np.moveaxis(lined, -1, axis))
+
+
+def _scales_shaped(scales: AnyArray, block: Block, lined: tuple[int, ...]) -> AnyArray:
+    """[other axes..., blocks] for blocks of one row; () for one scale; else the grid of the matrix."""
+    if block.rows == 1:
+        return scales.reshape(*lined[:-1], scales.shape[1])
+    return scales.reshape(()) if block == Block(0, 0) and scales.size == 1 else scales
+
+
+def _unpacked(tensor: QuantizedTensor, lined: tuple[int, ...]) -> U8:
+    codes: U8 = np.moveaxis(tensor.codes, tensor.axis, -1) if tensor.shape else tensor.codes.reshape(1)
+    if tensor.layout is not Layout.ONE_PER_BYTE:
+        from qsim.codec.packing import unpack
+
+        order = next(name for name, layout in _LAYOUTS.items() if layout is tensor.layout)
+        codes = unpack(codes, lined[-1], order=order)
+    return np.ascontiguousarray(codes).reshape(_matrix_shape(lined))
+
+
+def _float32(array: AnyArray) -> F32:
+    """``array`` as float32: exact from the narrower floats, else rounded once."""
+    if array.dtype == np.float32:
+        return array
+    if array.dtype.kind in "iufb" or array.dtype.name in ("bfloat16", "float16"):
+        with np.errstate(over="ignore"):
+            return array.astype(np.float32)
+    raise FormatError(f"x of dtype {array.dtype} cannot be quantized; pass float32, float16, bfloat16 or float64")
+
+
+def _one_float32(value: float, what: str) -> np.float32:
+    number = np.float32(value)
+    if not (number >= 0 and np.isfinite(number)):
+        raise UsageError(f"{what} {value} is no finite magnitude; leave it out, or pass the largest |x|")
+    return number
+
+
+# ---- centres ----------------------------------------------------------------------------------------------------
+
+
+def _center(
+    matrix: F32, lined: tuple[int, ...], center: str | npt.ArrayLike | None, recipe: ScaleRecipe, backend: Backend
+) -> tuple[F32 | None, F32 | None]:
+    """The centre as it is kept (broadcastable to the tensor with its axis last) and as the matrix needs it."""
+    if center is None:
+        return None, None
+    if isinstance(center, str):
+        own = _mean(matrix, center, recipe, backend)
+        kept = _kept_shape(center, own, lined)
+    else:
+        own = np.asarray(center, np.float32)
+        kept = own
+    kept = frozen(np.asarray(kept + np.float32(0), np.float32))  # a centre is never -0
+    return kept, _center_spread(kept, center_per_block=isinstance(center, str) and center == "block", recipe=recipe,
+                                lined=lined)  # fmt: skip
+
+
+def _mean(matrix: F32, center: str, recipe: ScaleRecipe, backend: Backend) -> F32:
+    if center not in CENTERS:
+        raise UsageError(f"center {center!r} is unknown; known: {', '.join(CENTERS)}, or float32 numbers")
+    if center == "block":
+        return _block_mean(matrix, recipe, backend)
+    axes = {"tensor": (0, 1), "channel": (0,), "token": (1,)}[center]
+    sums = backend.observe(matrix, None, lead=0, mean_axes=axes).sums
+    assert sums is not None, "mean_axes were given"
+    return mean_of(sums)
+
+
+def _block_mean(matrix: F32, recipe: ScaleRecipe, backend: Backend) -> F32:
+    """Means over the blocks of every row [M, blocks]: of the whole blocks, then of the tail."""
+    if recipe.block.rows != 1:
+        raise UsageError(f"center 'block' needs blocks of one row; those of {recipe.name} are {tuple(recipe.block)}")
+    rows, columns = matrix.shape
+    width = recipe.block.extent((rows, columns))[1]
+    whole = columns // width * width
+    parts = [(matrix[:, :whole].reshape(rows, whole // width, width), 2), (matrix[:, whole:], 1)]
+    means = []
+    for part, axis in parts:
+        if part.shape[1]:
+            sums = backend.observe(np.ascontiguousarray(part), None, lead=0, mean_axes=(axis,)).sums
+            assert sums is not None, "mean_axes were given"
+            means.append(mean_of(sums).reshape(rows, -1))
+    return np.concatenate(means, axis=1) if means else np.zeros((rows, 0), np.float32)
+
+
+def _kept_shape(center: str, own: F32, lined: tuple[int, ...]) -> F32:
+    """The matrix's centre with the axes of the tensor: [1..., K], [other axes..., 1 or blocks]."""
+    if center in ("token", "block"):
+        return own.reshape(*lined[:-1], own.shape[1])
+    return own.reshape(*(1,) * (len(lined) - 1), own.shape[1])
+
+
+def _center_spread(center: F32, center_per_block: bool, recipe: ScaleRecipe, lined: tuple[int, ...]) -> F32:
+    """The centre as something that broadcasts to the matrix."""
+    shape = _matrix_shape(lined)
+    if center_per_block:
+        width = recipe.block.extent(shape)[1]
+        return np.repeat(center.reshape(shape[0], -1), width, axis=1)[:, : shape[1]]
+    try:
+        if center.size == 1:
+            return center.reshape(1, 1)
+        if center.shape[-1:] == lined[-1:] and math.prod(center.shape[:-1]) == 1:
+            return center.reshape(1, -1)
+        return np.broadcast_to(center, lined).reshape(shape)
+    except ValueError:
+        raise UsageError(
+            f"center of shape {center.shape} does not broadcast to x of shape {lined} (its axis last)"
+        ) from None

@@ -1,0 +1,227 @@
+"""The doors quantize and dequantize: axes, centres, rotations, packing, odd shapes, degenerate tensors, errors."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import qsim
+from qsim.codec.hadamard import rotate
+from qsim.codec.means import mean_of
+from qsim.errors import FormatError, UsageError
+from qsim.quant.plain import CENTERS, NIBBLE_ORDERS, dequantize, quantize
+
+NAMES = ("e4m3", "e5m2_row", "e4m3_col", "e2m1_1x128", "e4m3_128x128", "mxfp4_rceil", "mxfp8_floor", "nvfp4_te",
+         "nvfp4_exact_16x16", "nvfp4_4over6")  # fmt: skip
+SIGNS = qsim.hadamard_signs(5)
+
+
+def ordinary(shape, seed=0):
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(shape) + 1.5).astype(np.float32)
+
+
+def same(a, b):
+    assert (a.shape, a.layout, a.recipe) == (b.shape, b.layout, b.recipe)
+    for name in ("codes", "scales", "tensor_scale", "center", "signs", "amax"):
+        x, y = getattr(a, name), getattr(b, name)
+        assert (x is None) == (y is None), name
+        if x is not None:
+            assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes()), name
+
+
+# ---- the steps, in their order -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_backends_give_the_same_tensor_and_the_same_values(name):
+    x = ordinary((3, 2, 48))
+    x[0, 0, :5] = [np.nan, np.inf, 0, -0.0, 1e-40]
+    for options in ({}, {"center": "channel"}, {"hadamard": SIGNS, "center": "token"}, {"rounding": "toward_zero"}):
+        fast = quantize(x, name, backend="numba", counts=True, **options)
+        slow = quantize(x, name, backend="oracle", counts=True, **options)
+        same(slow, fast)
+        assert slow.counts == fast.counts
+        assert dequantize(slow, backend="oracle").tobytes() == dequantize(fast, backend="numba").tobytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_centre_is_the_mean_subtracted_before_and_added_after(name):
+    x = ordinary((6, 32))
+    for center, axes in (("tensor", (0, 1)), ("channel", (0,)), ("token", (1,))):
+        q = quantize(x, name, center=center)
+        c = mean_of(qsim.get_backend("numba").observe(x, None, lead=0, mean_axes=axes).sums)
+        assert q.center.tobytes() == c.tobytes()
+        residual = (x - c).astype(np.float32)
+        plain = quantize(residual, name)
+        assert plain.codes.tobytes() == q.codes.tobytes()
+        assert np.abs(residual).max() == q.amax
+        assert (dequantize(plain) + c).astype(np.float32).tobytes() == dequantize(q).tobytes()
+
+
+def test_a_block_centre_is_the_mean_of_each_block_its_tail_included():
+    x = ordinary((3, 37))
+    q = quantize(x, "nvfp4_te", center="block")
+    assert (3, 3) == q.center.shape
+    for row in range(3):
+        for b, part in enumerate((x[row, :16], x[row, 16:32], x[row, 32:])):
+            assert np.float32(np.mean(part.astype(np.float64))) == pytest.approx(q.center[row, b], rel=2**-22)
+    spread = np.repeat(q.center, 16, axis=1)[:, :37]
+    assert quantize((x - spread).astype(np.float32), "nvfp4_te").codes.tobytes() == q.codes.tobytes()
+
+
+def test_a_rotation_comes_after_the_centre_and_before_the_scale():
+    x = ordinary((4, 32))
+    q = quantize(x, "mxfp4_rceil", center="channel", hadamard=SIGNS)
+    rotated = rotate((x - q.center).astype(np.float32), SIGNS)
+    assert quantize(rotated, "mxfp4_rceil").codes.tobytes() == q.codes.tobytes()
+    assert np.abs(dequantize(q) - x).max() < 1
+
+
+def test_a_centre_of_ones_own_stands_in_for_a_delayed_one():
+    x, last = ordinary((4, 32)), ordinary((1, 32), seed=9)
+    q = quantize(x, "nvfp4_te", center=last)
+    same(quantize((x - last).astype(np.float32), "nvfp4_te"), quantize((x - last).astype(np.float32), "nvfp4_te"))
+    assert last.tobytes() == q.center.tobytes()
+    assert (dequantize(quantize((x - last).astype(np.float32), "nvfp4_te")) + last).tobytes() == dequantize(q).tobytes()
+    assert not np.signbit(quantize(x, "e2m1", center=np.float32(-0.0)).center).any()
+
+
+def test_a_constant_tensor_has_no_residual_and_decodes_to_itself():
+    x = np.full((8, 64), np.float32(0.1) * 1000, np.float32)
+    for name in ("e2m1", "mxfp4_rceil", "nvfp4_te", "nvfp4_exact"):
+        for center in CENTERS[:3]:
+            q = quantize(x, name, center=center)
+            assert 0.0 == q.amax
+            assert not (q.codes & 7).any()
+            assert x.tobytes() == dequantize(q).tobytes()
+
+
+def test_stochastic_rounding_takes_its_words_with_the_axis_last():
+    x, stream = ordinary((32, 3)), qsim.RandomStream(seed=4)
+    down = quantize(x, "mxfp4_rceil", axis=0, rounding="stochastic", stream=stream)
+    along = quantize(np.ascontiguousarray(x.T), "mxfp4_rceil", rounding="stochastic", stream=stream)
+    assert along.codes.T.tobytes() == down.codes.tobytes()
+    assert not np.array_equal(along.codes, quantize(x.T, "mxfp4_rceil").codes)
+
+
+# ---- shapes, dtypes, layouts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (0,), (0, 4), (3, 0), (2, 0, 3), (2, 3, 33)], ids=str)
+def test_any_shape_comes_back(name, shape):
+    x = ordinary(shape)
+    for axis in range(max(len(shape), 1)):
+        back = dequantize(quantize(x, name, axis=axis))
+        assert (shape, np.float32) == (back.shape, back.dtype)
+        assert (np.abs(back - x) <= 1).all()
+
+
+def test_scales_have_the_shape_of_their_blocks():
+    x = ordinary((2, 3, 40))
+    shapes = {name: quantize(x, name).scales.shape for name in NAMES}
+    assert () == shapes["e4m3"]
+    assert (2, 3, 1) == shapes["e5m2_row"]
+    assert (1, 40) == shapes["e4m3_col"]
+    assert (1, 1) == shapes["e4m3_128x128"]
+    assert (2, 3, 2) == shapes["mxfp4_rceil"]
+    assert (2, 3, 3) == shapes["nvfp4_te"]
+    assert (1, 3) == shapes["nvfp4_exact_16x16"]
+    assert (3, 40, 1) == quantize(x, "mxfp8_floor", axis=0).scales.shape
+
+
+@pytest.mark.parametrize("order", NIBBLE_ORDERS)
+@pytest.mark.parametrize("length", [1, 31, 32, 33])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_packing_is_only_a_layout(order, length, axis):
+    x = ordinary((3, length) if axis == 1 else (length, 3))
+    plain = quantize(x, "nvfp4_te", axis=axis)
+    packed = quantize(x, "nvfp4_te", axis=axis, packed=True, order=order)
+    assert dequantize(plain).tobytes() == dequantize(packed).tobytes()
+    assert packed.codes.shape[axis] == qsim.codec.packed_length(length, order)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64, np.int32, np.int8, bool])
+def test_other_dtypes_are_taken_as_float32(dtype):
+    x = np.arange(-4, 28).astype(dtype)
+    same(quantize(x.astype(np.float32), "mxfp8_rceil"), quantize(x, "mxfp8_rceil"))
+
+
+def test_results_are_read_only_and_counts_come_on_request():
+    q = quantize(ordinary((2, 16)), "nvfp4_te")
+    assert q.counts is None
+    assert not q.codes.flags.writeable
+    assert not q.scales.flags.writeable
+
+
+# ---- degenerate tensors ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zeros_decode_to_zeros_and_have_a_finite_scale(name):
+    x = np.zeros((4, 32), np.float32)
+    q = quantize(x, name, counts=True)
+    assert x.tobytes() == dequantize(q).tobytes()
+    if q.scales.dtype == np.float32:
+        assert np.isfinite(q.scales).all()
+    assert q.counts.zero_scale == q.scales.size
+    x[2, 5] = 1
+    back = dequantize(quantize(x, name))
+    assert not back[[0, 1, 3]].any()
+    assert back[2, 5] == pytest.approx(1)
+
+
+def test_a_tiny_amax_has_the_largest_scale_and_a_finite_code():
+    q = quantize(np.full((1, 4), 1e-38, np.float32), "e4m3")
+    assert np.finfo(np.float32).max == q.scales
+    assert (q.codes < 0x7F).all()
+
+
+def test_a_nan_spoils_its_own_block_only():
+    x = ordinary((2, 64))
+    x[0, 3] = np.nan
+    for name, width in (("mxfp8_rceil", 32), ("nvfp4_te", 16)):
+        back = dequantize(quantize(x, name))
+        assert np.isnan(back[0, :width]).all()
+        assert not np.isnan(back[0, width:]).any()
+        assert not np.isnan(back[1]).any()
+
+
+# ---- errors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"recipe": "nvfp4_tee"}, FormatError, "did you mean 'nvfp4_te'"),
+        ({"axis": 2}, UsageError, "axis 2 does not exist"),
+        ({"center": "row"}, UsageError, "center 'row' is unknown; known: tensor, channel, token, block"),
+        ({"center": np.zeros(3)}, UsageError, "does not broadcast"),
+        ({"center": "block", "recipe": "nvfp4_te_16x16"}, UsageError, "needs blocks of one row"),
+        ({"packed": True, "recipe": "e4m3"}, FormatError, "packed=True needs 4-bit codes"),
+        ({"packed": True, "order": "middle"}, FormatError, "middle"),
+        ({"rounding": "stochastic"}, UsageError, "no stream was given"),
+        ({"rounding": "sideways"}, FormatError, "sideways"),
+        ({"hadamard": np.ones(8, np.float32)}, UsageError, "8"),
+        ({"hadamard": qsim.hadamard_signs(1, size=32), "x": np.zeros((2, 40), np.float32)}, UsageError, "32"),
+        ({"x": np.array(["a"])}, FormatError, "cannot be quantized"),
+        ({"x": np.zeros(4, np.complex64)}, FormatError, "cannot be quantized"),
+        ({"tensor_amax": -1.0}, UsageError, "tensor_amax"),
+        ({"backend": "gpu"}, UsageError, "unknown backend"),
+    ],
+)
+def test_a_mistake_gets_one_clear_error(options, error, words):
+    arguments = {"x": np.zeros((2, 32), np.float32), "recipe": "nvfp4_te"} | options
+    with pytest.raises(error, match=words):
+        quantize(arguments.pop("x"), arguments.pop("recipe"), **arguments)
+
+
+def test_a_stateful_tensor_is_not_decoded_here():
+    recipe = qsim.make_recipe("delayed", fmt=qsim.get_format("e4m3"))
+    op = qsim.OpId(logical_step=0)
+    from qsim.quant import StateKey
+
+    snapshot = qsim.begin_logical_quantization(recipe.initial(StateKey()), op=op, recipe=recipe)
+    tensor = qsim.quantize_with_snapshot(np.zeros((1, 2), np.float32), snapshot, backend=qsim.get_backend("numba"))
+    with pytest.raises(UsageError, match="decode_for_consumer"):
+        dequantize(tensor)
