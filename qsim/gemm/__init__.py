@@ -2,6 +2,27 @@
 
 from __future__ import annotations
 
+from qsim.gemm.centred import (
+    WeightGradientTerms,
+    centred_input_gradient,
+    centred_matmul,
+    centred_matmul_oracle,
+    centred_weight_gradient,
+    centred_weight_gradient_oracle,
+    weight_gradient_terms,
+)
 from qsim.gemm.exact import MatmulReport, matmul, matmul_oracle, matmul_with_report
 
-__all__ = ["MatmulReport", "matmul", "matmul_oracle", "matmul_with_report"]
+__all__ = [
+    "MatmulReport",
+    "WeightGradientTerms",
+    "centred_input_gradient",
+    "centred_matmul",
+    "centred_matmul_oracle",
+    "centred_weight_gradient",
+    "centred_weight_gradient_oracle",
+    "matmul",
+    "matmul_oracle",
+    "matmul_with_report",
+    "weight_gradient_terms",
+]

@@ -1,5 +1,11 @@
 """Stateful quantizers: owners, state, snapshots, recipes with memory, four operations. Knows no schedule."""
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from qsim.errors import StudyError
+from qsim.formats import FloatFormat
+from qsim.quant.centred import CenterAxis, CenterSource, CentredDelayedScaling, ObserveMode, ScaleSource
 from qsim.quant.identity import ANY, OpId, Site, StateKey, TensorRole
 from qsim.quant.operations import (
     begin_logical_quantization,
@@ -9,19 +15,14 @@ from qsim.quant.operations import (
     quantize_with_snapshot,
 )
 from qsim.quant.recipes import (
-    RECIPES,
     AmaxChoice,
-    CenterAxis,
-    CentredDelayedScaling,
     CurrentScaling,
     DelayedScaling,
     NonFiniteRule,
-    ObserveMode,
     Recipe,
     Timing,
     ZeroRule,
     descale_of,
-    make_recipe,
     merge_observations,
     scale_from_amax,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "RECIPES",
     "AmaxChoice",
     "CenterAxis",
+    "CenterSource",
     "CentredDelayedScaling",
     "CurrentScaling",
     "DelayedScaling",
@@ -44,6 +46,7 @@ __all__ = [
     "QuantState",
     "QuantizedTensor",
     "Recipe",
+    "ScaleSource",
     "Site",
     "StateKey",
     "TensorRole",
@@ -59,3 +62,16 @@ __all__ = [
     "quantize_with_snapshot",
     "scale_from_amax",
 ]
+
+_BY_NAME: dict[str, Callable[..., Recipe]] = {
+    cls.name: cls for cls in (DelayedScaling, CentredDelayedScaling, CurrentScaling)
+}
+RECIPES: Mapping[str, Callable[..., Recipe]] = MappingProxyType(_BY_NAME)
+"""Every recipe with memory by its name."""
+
+
+def make_recipe(name: str, *, fmt: FloatFormat, window: int = 1, **options: object) -> Recipe:
+    """A recipe by its registry name; StudyError for an unknown one."""
+    if name not in RECIPES:
+        raise StudyError(f'recipe "{name}" is unknown; known: {", ".join(RECIPES)}')
+    return RECIPES[name](fmt=fmt, window=window, **options)

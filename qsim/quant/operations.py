@@ -12,14 +12,26 @@ from typing import NoReturn
 
 import numpy as np
 
-from qsim.arrays import F32, frozen
-from qsim.backends.protocol import Backend, CastSpec
-from qsim.codec.means import mean_of
+from qsim.arrays import F32, AnyArray, frozen
+from qsim.backends.protocol import Backend, CastCounts, CastSpec, Sums
+from qsim.backends.scaling import QUIET_NAN, count, residual
+from qsim.codec.scaled.recipes import TENSOR, ScaleRecipe
+from qsim.codec.scaled.result import BlockCounts, ScaledCodes
 from qsim.errors import ProtocolViolation, UsageError
 from qsim.formats import POLICIES, CastPolicy
 from qsim.quant.identity import OpId, StateKey
 from qsim.quant.recipes import Recipe, Timing
-from qsim.quant.state import Layout, QuantizedTensor, QuantObservation, QuantSnapshot, QuantState, frozen_arrays
+from qsim.quant.state import (
+    Layout,
+    Metadata,
+    QuantizedTensor,
+    QuantObservation,
+    QuantSnapshot,
+    QuantState,
+    center_over,
+    frozen_arrays,
+    spread,
+)
 
 DEFAULT_POLICY = POLICIES["ocp"]
 
@@ -49,6 +61,9 @@ def freeze(live: QuantState, *, op: OpId, recipe: Recipe, observation: QuantObse
         descale=source.descale,
         center=source.center,
         fmt=recipe.fmt_of(op),
+        center_seen=source.center_seen,
+        center_block=source.center_block,
+        elements=recipe.block_recipe,
     )
 
 
@@ -57,9 +72,9 @@ def begin_logical_quantization(
 ) -> QuantSnapshot:
     """Freeze the metadata that ``op`` and all its consumers use, in forward and in recompute.
 
-    Current scaling requires the observation of this very op; delayed scaling refuses one. Raises
-    ProtocolViolation where the state is another owner's, or where ``op`` was committed already (a re-entry
-    must use the forward's snapshot).
+    A scale or centre of the tensor in hand requires the observation of this very op; delayed scaling refuses one.
+    Raises ProtocolViolation where the state is another owner's, where ``op`` was committed already (a re-entry
+    must use the forward's snapshot), or where the observation is about a centre that is not in force.
     """
     if not live.owner.owns(op):
         _refuse(
@@ -79,6 +94,11 @@ def begin_logical_quantization(
             f"begin with the observation of {observation.op}", owner=live.owner, op=op, epoch=live.epoch,
             mend="observe the tensor that is quantized",
         )  # fmt: skip
+    if observation is not None and recipe.observes_live_center and observation.about != live.epoch:
+        _refuse(
+            f"begin with an observation about the centre of epoch {observation.about}",
+            owner=live.owner, op=op, epoch=live.epoch, mend="observe with live=, the state that begins",
+        )  # fmt: skip
     return freeze(live, op=op, recipe=recipe, observation=observation)
 
 
@@ -87,10 +107,13 @@ def quantize_with_snapshot(
 ) -> QuantizedTensor:
     """Encode x float32 [lead + rest] with a frozen snapshot; reads no live state.
 
-    y = RN(RN(x - center) * scale), then encode (ties to even unless the policy says otherwise).
+    y = RN(RN(x - center) * scale), then encode (ties to even unless the policy says otherwise). With ``elements`` in
+    the snapshot, RN(x - center) of each replica is cast as a matrix by that block recipe.
     """
-    _check_lead(x, snapshot)
-    cast = backend.quantize(x, snapshot.scale, snapshot.center, CastSpec(fmt=snapshot.fmt, policy=policy))
+    center = _fitting_center(x, snapshot, snapshot.op)
+    if snapshot.elements is not None:
+        return _cast_blocks(x, snapshot, snapshot.elements, center=center, backend=backend, policy=policy)
+    cast = backend.quantize(x, snapshot.scale, center, CastSpec(fmt=snapshot.fmt, policy=policy))
     return QuantizedTensor(
         codes=frozen(cast.codes),
         scales=None,
@@ -110,26 +133,43 @@ def observe_for_future_state(
     backend: Backend,
     op: OpId | None = None,
     lead: int = 0,
+    live: QuantState | None = None,
 ) -> QuantObservation:
-    """What ``x`` says about scales to come; changes nothing.
+    """What ``x`` says about scales and centres to come; changes nothing.
 
-    amax is of the residual under the snapshot's centre, or of x about its own mean, as the recipe says.
-    Current scaling observes before its snapshot exists: pass None and name ``op`` and the replica axes ``lead``.
+    amax is of the residual under the snapshot's centre, or under the centre that follows from x, as the recipe says.
+    What begin needs of the tensor in hand is observed before a snapshot exists: pass None and name ``op`` and the
+    replica axes ``lead``, or ``live``, the state that begins, where the scale is of the residual about its centre.
     """
-    if snapshot is not None:
-        _check_lead(x, snapshot)
-        op, lead = op or snapshot.op, snapshot.scale.ndim
+    held: Metadata | None = live if snapshot is None else snapshot
+    if held is not None:
+        op, lead = op or (None if snapshot is None else snapshot.op), held.scale.ndim
     if op is None:
         raise UsageError("observe_for_future_state without a snapshot needs op=")
-    axes = recipe.mean_axes(x.ndim, lead)
-    center = None if snapshot is None else snapshot.center
-    if recipe.observes_own_mean:
-        sums = backend.observe(x, None, lead=lead, mean_axes=axes).sums
-        assert sums is not None, "mean_axes were given"
-        seen = backend.observe(x, mean_of(sums), lead=lead, mean_axes=None)
+    if held is None and recipe.observes_live_center:
+        raise UsageError(
+            f"recipe {recipe.name} scales by the residual about a centre of earlier tensors: owner unknown, {op}; "
+            "pass live=, the state that begins"
+        )
+    if live is not None and not live.owner.owns(op):
+        _refuse(
+            "observe about another owner's centre", owner=live.owner, op=op, epoch=live.epoch,
+            mend="observe with live=, the state that begins",
+        )  # fmt: skip
+    unmade = snapshot is None and recipe.observes_next_center  # the centre in force is not the one held
+    center = None if held is None or unmade else _fitting_center(x, held, op)
+    sums: Sums | None
+    if recipe.observes_next_center:
+        sums = _sums_of(x, recipe, lead, backend)
+        after = recipe.center_after(held, sums)
+        seen = backend.observe(x, spread(after, recipe.center_block, _columns(x.shape)), lead=lead, mean_axes=None)
+    elif recipe.center_block:
+        sums = _sums_of(x, recipe, lead, backend)
+        seen = backend.observe(x, center, lead=lead, mean_axes=None)
     else:
-        seen = backend.observe(x, center, lead=lead, mean_axes=axes)
+        seen = backend.observe(x, center, lead=lead, mean_axes=recipe.mean_axes(x.ndim, lead))
         sums = seen.sums
+    about = None if held is None or recipe.observes_next_center or not recipe.centred else held.epoch
     return QuantObservation(
         op=op,
         amax=frozen(seen.amax),
@@ -137,6 +177,7 @@ def observe_for_future_state(
         count=frozen(np.full(x.shape[:lead], math.prod(x.shape[lead:]), np.int64)),
         nan_count=frozen(seen.nan_count),
         inf_count=frozen(seen.inf_count),
+        about=about,
     )
 
 
@@ -176,23 +217,125 @@ def decode_for_consumer(
             f"consumer of {op} given codes of {snapshot.op}", owner=snapshot.owner, op=op, epoch=snapshot.epoch,
             mend="consume the tensor that this operation quantized",
         )  # fmt: skip
-    spec = CastSpec(fmt=snapshot.fmt, policy=policy)
-    return backend.decode(tensor.codes, snapshot.descale, snapshot.center, spec)
+    center = center_over(snapshot, _columns(tensor.shape))
+    if tensor.recipe is not None:
+        return _decode_blocks(tensor, tensor.recipe, lead=snapshot.scale.shape, center=center, backend=backend)
+    return backend.decode(tensor.codes, snapshot.descale, center, CastSpec(fmt=snapshot.fmt, policy=policy))
 
 
-def _check_lead(x: F32, snapshot: QuantSnapshot) -> None:
-    lead = snapshot.scale.shape
+def _fitting_center(x: F32, held: Metadata, op: OpId) -> F32 | None:
+    lead = held.scale.shape
     if x.dtype != np.float32 or x.shape[: len(lead)] != lead:
-        raise UsageError(
-            f"tensor of {snapshot.op} is {x.dtype}{list(x.shape)}; expected float32 with leading axes {list(lead)}"
-        )
-    center = snapshot.center
+        raise UsageError(f"tensor of {op} is {x.dtype}{list(x.shape)}; expected float32 with leading axes {list(lead)}")
+    center = center_over(held, _columns(x.shape))
     if center is not None and not _broadcasts(center.shape, x.shape):
         raise UsageError(
-            f"centre {list(center.shape)} of owner {snapshot.owner} does not fit tensor {list(x.shape)} of "
-            f"{snapshot.op}; make the state with initial(..., rest_ndim={x.ndim - len(lead)}), and keep its channels"
+            f"centre {list(center.shape)} of owner {held.owner} does not fit tensor {list(x.shape)} of {op}; make the "
+            f"state with initial(..., rest_ndim={x.ndim - len(lead)}), and keep its channels (tokens, of a token or "
+            "block centre)"
         )
+    return center
+
+
+def _columns(shape: tuple[int, ...]) -> int:
+    return shape[-1] if shape else 1
 
 
 def _broadcasts(center: tuple[int, ...], x: tuple[int, ...]) -> bool:
     return len(center) == len(x) and all(c in (1, n) for c, n in zip(center, x, strict=True))
+
+
+def _sums_of(x: F32, recipe: Recipe, lead: int, backend: Backend) -> Sums:
+    """The sums that a centre is the mean of; of blocks, by folding the last axis, a short tail filled with NaN.
+
+    Sums leave NaN out of total and count, so a tail block counts what is there.
+    """
+    axes, block = recipe.mean_axes(x.ndim, lead), recipe.center_block
+    if not block:
+        sums = backend.observe(x, None, lead=lead, mean_axes=axes).sums
+        assert sums is not None, "mean_axes were given"
+        return sums
+    if x.ndim == lead:
+        raise UsageError(f"a block centre of a tensor {list(x.shape)} with {lead} replica axes: it has no columns")
+    grid = (*x.shape[:-1], -(-x.shape[-1] // block))
+    padded = np.full((*grid[:-1], grid[-1] * block), np.nan, np.float32)
+    padded[..., : x.shape[-1]] = x
+    sums = backend.observe(padded.reshape(*grid, block), None, lead=lead, mean_axes=axes).sums
+    assert sums is not None, "mean_axes were given"
+    return Sums(total=sums.total.reshape(grid), exponent=sums.exponent.reshape(grid), count=sums.count.reshape(grid))
+
+
+# ---- residuals by a block recipe ----------------------------------------------------------------------------
+
+
+def _cast_blocks(
+    x: F32, snapshot: QuantSnapshot, elements: ScaleRecipe, *, center: F32 | None, backend: Backend, policy: CastPolicy
+) -> QuantizedTensor:
+    """RN(x - center), each replica cast as a matrix [rows, columns]: its bits depend on no other replica."""
+    lead = snapshot.scale.shape
+    rest = x.shape[len(lead) :]
+    if not rest:
+        raise UsageError(f"elements {elements.name} of {snapshot.op}: tensor {list(x.shape)} has no columns to block")
+    r = np.where(np.isnan(x), x, residual(x, center))  # a NaN keeps its sign, whatever a processor makes of NaN - c
+    parts = [
+        backend.quantize_blocks(np.ascontiguousarray(one), elements, policy)
+        for one in r.reshape(math.prod(lead), math.prod(rest[:-1]), rest[-1])
+    ]
+    grid = parts[0].scales.shape
+    if elements.block == TENSOR and grid == (1, 1):
+        grid = ()
+    elif elements.block.rows == 1:
+        grid = (*rest[:-1], grid[-1])
+    g = [part.tensor_scale for part in parts if part.tensor_scale is not None]
+    return QuantizedTensor(
+        codes=_stacked([part.codes for part in parts], x.shape),
+        scales=_stacked([part.scales for part in parts], (*lead, *grid)),
+        layout=Layout.ONE_PER_BYTE,
+        shape=x.shape,
+        snapshot=snapshot,
+        amax=_stacked([part.amax for part in parts], lead),
+        counts=CastCounts(
+            saturated=_stacked([np.asarray(part.counts.saturated, np.int64) for part in parts], lead),
+            flushed=_stacked([np.asarray(part.counts.flushed, np.int64) for part in parts], lead),
+            nan=frozen(count(np.isnan(x), lead)),
+            inf=frozen(count(np.isinf(x), lead)),
+        ),
+        recipe=elements,
+        tensor_scale=_stacked(g, lead) if g else None,
+    )
+
+
+def _decode_blocks(
+    tensor: QuantizedTensor, elements: ScaleRecipe, *, lead: tuple[int, ...], center: F32 | None, backend: Backend
+) -> F32:
+    """RN(decoded residual + center), replica by replica."""
+    assert tensor.scales is not None, "codes of a block recipe have its scales beside them"
+    replicas, rest = math.prod(lead), tensor.shape[len(lead) :]
+    shape = math.prod(rest[:-1]), rest[-1]
+    codes = tensor.codes.reshape(replicas, *shape)
+    scales = tensor.scales.reshape(replicas, *elements.block.grid(shape))
+    g = None if tensor.tensor_scale is None else tensor.tensor_scale.reshape(replicas)
+    parts = [
+        backend.dequantize_blocks(
+            ScaledCodes(
+                codes=codes[i],
+                scales=scales[i],
+                tensor_scale=None if g is None else g[i : i + 1].reshape(()),
+                amax=np.zeros((), np.float32),
+                counts=BlockCounts(0, 0, 0, 0, 0),
+            ),
+            elements,
+        )
+        for i in range(replicas)
+    ]
+    out = np.stack(parts).reshape(tensor.shape)
+    if center is not None:
+        with np.errstate(over="ignore"):
+            out = out + center
+    return np.where(np.isnan(out), QUIET_NAN, np.asarray(out, np.float32))
+
+
+def _stacked(parts: list[AnyArray], shape: tuple[int, ...]) -> AnyArray:
+    """One read-only array of what the replicas have; without a replica axis, what the one has."""
+    stacked: AnyArray = np.stack(parts).reshape(shape)
+    return frozen(stacked)

@@ -1,4 +1,4 @@
-"""Recipes with memory: how a scale and a centre follow from what was observed. Knows no schedule, no owner map.
+"""Recipes with memory: how a scale follows from what was observed. Knows no schedule, no owner map, no centre's rule.
 
 Every rule is branch-free over replicas: masks choose, so the bits of one replica never depend on another.
 """
@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 
-from qsim.arrays import F32, FLT_MAX, I64, Bool, frozen, per_lead
-from qsim.codec.means import mean_of, merge_sums
-from qsim.errors import ProtocolViolation, StudyError, UsageError
+from qsim.arrays import F32, FLT_MAX, I64, Bool, frozen
+from qsim.codec.means import Sums, merge_sums
+from qsim.codec.scaled.recipes import ScaleRecipe
+from qsim.errors import ProtocolViolation, UsageError
 from qsim.formats import FloatFormat
 from qsim.quant.identity import OpId, StateKey, TensorRole
-from qsim.quant.state import QuantObservation, QuantState, frozen_arrays
+from qsim.quant.state import Metadata, QuantObservation, QuantState, frozen_arrays
 
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -54,20 +54,6 @@ class NonFiniteRule(Enum):
     FINITE = "the largest finite magnitude counts"
 
 
-class CenterAxis(Enum):
-    """What one centre value serves."""
-
-    TENSOR = "tensor"
-    CHANNEL = "channel"
-
-
-class ObserveMode(Enum):
-    """Whose residual the amax of a centred observation is of."""
-
-    IN_FORCE = "the centre in force: one pass; may under-cover by |c_next - c|"
-    NEXT = "the tensor's own mean, the next centre: two passes"
-
-
 def scale_from_amax(amax: F32, *, otherwise: F32, fmt: FloatFormat, margin: int) -> F32:
     """RN(fmt.max * 2^-margin / amax), at most FLT_MAX; ``otherwise`` where amax is 0, Inf or NaN.
 
@@ -94,7 +80,6 @@ class Recipe(ABC):
     """
 
     name: ClassVar[str]
-    timing: ClassVar[Timing]
 
     fmt: FloatFormat
     grad_fmt: FloatFormat | None = None
@@ -117,14 +102,34 @@ class Recipe(ABC):
                 )
 
     @property
+    def timing(self) -> Timing:
+        """CURRENT where begin needs the observation of the tensor in hand."""
+        return Timing.DELAYED
+
+    @property
     def centred(self) -> bool:
         """True where a centre is subtracted before encode."""
         return False
 
     @property
-    def observes_own_mean(self) -> bool:
-        """True where an observation's amax is about the tensor's own mean instead of the centre in force."""
+    def observes_next_center(self) -> bool:
+        """True where an observation's amax is about ``center_after`` instead of the centre in force: two passes."""
         return False
+
+    @property
+    def observes_live_center(self) -> bool:
+        """True where the tensor in hand is observed, before begin, about the live state's centre."""
+        return False
+
+    @property
+    def center_block(self) -> int:
+        """Columns that one value of a block centre serves; 0 where the centre is none of blocks."""
+        return 0
+
+    @property
+    def block_recipe(self) -> ScaleRecipe | None:
+        """How the residual's elements are encoded; None: with the one scale of the state."""
+        return None
 
     def fmt_of(self, op: OpId) -> FloatFormat:
         """The format that ``op`` is encoded in."""
@@ -152,6 +157,10 @@ class Recipe(ABC):
         """The axes that a centre is the mean over; None without a centre."""
         return None
 
+    def center_after(self, held: Metadata | None, sums: Sums) -> F32:
+        """The centre that a commit of ``sums`` alone would make of the one held."""
+        raise AssertionError(f"recipe {self.name} has no centre")
+
     def begin(self, live: QuantState, observation: QuantObservation | None) -> QuantState:
         """The state that an operation encodes with: the live one, or one made from the tensor in hand."""
         return live
@@ -160,9 +169,9 @@ class Recipe(ABC):
     def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
         """The next state: window rolled, scale and descale renewed, epoch + 1. Guards nothing."""
 
-    def _roll(self, live: QuantState, observation: QuantObservation) -> tuple[QuantState, Bool]:
-        """The next state without its centre, and the replicas [lead] in which the commit counted."""
-        bad = (observation.nan_count > 0) | (observation.inf_count > 0)
+    def _roll(self, live: QuantState, observation: QuantObservation) -> QuantState:
+        """The next state without its centre: window rolled, scale and descale renewed, epoch + 1."""
+        bad = is_bad(observation)
         entry = observation.amax
         if self.nonfinite_rule is NonFiniteRule.LATCH and bad.any():
             poison = np.where(observation.nan_count > 0, np.float32(np.nan), np.float32(np.inf))
@@ -178,7 +187,7 @@ class Recipe(ABC):
         scale = scale_from_amax(speaks, otherwise=live.scale, fmt=self.fmt_of(observation.op), margin=self.margin)
         if keeps:
             scale = np.where(still, live.scale, scale)
-        nxt = replace(
+        return replace(
             live,
             epoch=live.epoch + 1,
             scale=frozen(scale),
@@ -186,8 +195,17 @@ class Recipe(ABC):
             amax_history=frozen(history),
             last_commit=observation.op,
         )
-        counts = ~bad if self.nonfinite_rule is not NonFiniteRule.FINITE else np.ones_like(bad)
-        return nxt, counts
+
+    def _in_hand(self, observation: QuantObservation, *, bad: Bool) -> tuple[F32, F32]:
+        """Scale and descale [lead] of the observed tensor itself; scale 1 where its amax is 0, and where ``bad``."""
+        amax = np.where(bad, np.float32(np.nan), observation.amax).astype(np.float32)
+        scale = scale_from_amax(amax, otherwise=np.ones_like(amax), fmt=self.fmt_of(observation.op), margin=self.margin)
+        return frozen(scale), frozen(descale_of(scale))
+
+
+def is_bad(observation: QuantObservation) -> Bool:
+    """The replicas [lead] that held NaN or Inf."""
+    return (observation.nan_count > 0) | (observation.inf_count > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,11 +213,10 @@ class DelayedScaling(Recipe):
     """Scale from the amax window of earlier commits. Source: Transformer Engine's DelayedScaling."""
 
     name: ClassVar[str] = "delayed"
-    timing: ClassVar[Timing] = Timing.DELAYED
 
     def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
         """Roll the window, take its max (or newest entry), renew scale and descale."""
-        return self._roll(live, observation)[0]
+        return self._roll(live, observation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,68 +224,22 @@ class CurrentScaling(Recipe):
     """Scale from the tensor in hand; 1 where its amax is 0, Inf or NaN. A commit only keeps the record."""
 
     name: ClassVar[str] = "current"
-    timing: ClassVar[Timing] = Timing.CURRENT
+
+    @property
+    def timing(self) -> Timing:
+        """CURRENT."""
+        return Timing.CURRENT
 
     def begin(self, live: QuantState, observation: QuantObservation | None) -> QuantState:
         """The live state with scale and descale of the observation."""
         assert observation is not None, "the operation checks that current scaling has its observation"
-        scale, descale = self._scales(observation)
+        scale, descale = self._in_hand(observation, bad=is_bad(observation))
         return replace(live, scale=scale, descale=descale)
 
     def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
         """Roll the window; scale and descale are those of the observation."""
-        scale, descale = self._scales(observation)
-        return replace(self._roll(live, observation)[0], scale=scale, descale=descale)
-
-    def _scales(self, observation: QuantObservation) -> tuple[F32, F32]:
-        bad = (observation.nan_count > 0) | (observation.inf_count > 0)
-        amax = np.where(bad, np.float32(np.nan), observation.amax).astype(np.float32)
-        scale = scale_from_amax(amax, otherwise=np.ones_like(amax), fmt=self.fmt_of(observation.op), margin=self.margin)
-        return frozen(scale), frozen(descale_of(scale))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CentredDelayedScaling(Recipe):
-    """Delayed scaling of the residual x - c, where c is the mean of the last committed observation.
-
-    Scale and centre are one version: they commit together under one epoch. Before the first commit c is +0.
-    A tensor with NaN or Inf leaves the centre as it is (unless the non-finite rule is FINITE), and so does a
-    channel without a finite element.
-    """
-
-    name: ClassVar[str] = "centred"
-    timing: ClassVar[Timing] = Timing.DELAYED
-
-    axis: CenterAxis = CenterAxis.TENSOR
-    observe: ObserveMode = ObserveMode.IN_FORCE
-
-    @property
-    def centred(self) -> bool:
-        """True: a centre is subtracted before encode and added after decode."""
-        return True
-
-    @property
-    def observes_own_mean(self) -> bool:
-        """True in mode NEXT."""
-        return self.observe is ObserveMode.NEXT
-
-    def initial(self, owner: StateKey, lead: tuple[int, ...] = (), rest_ndim: int = 2) -> QuantState:
-        """Initial scale, empty window, centre +0."""
-        plain = Recipe.initial(self, owner, lead, rest_ndim)
-        return replace(plain, center=frozen(np.zeros((*lead, *(1,) * rest_ndim), np.float32)))
-
-    def mean_axes(self, ndim: int, lead: int) -> tuple[int, ...]:
-        """All axes of a tensor, or all but the last (one centre per channel)."""
-        return tuple(range(lead, ndim if self.axis is CenterAxis.TENSOR else ndim - 1))
-
-    def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
-        """Roll the window of residual amaxes; the centre becomes the observed mean."""
-        assert observation.mean is not None, "a centred recipe observes a mean"
-        assert live.center is not None, "a centred state has a centre"
-        rolled, counts = self._roll(live, observation)
-        mean = mean_of(observation.mean)
-        moves = per_lead(counts, mean) & (observation.mean.count > 0)
-        return replace(rolled, center=frozen(np.where(moves, mean, live.center).astype(np.float32)))
+        scale, descale = self._in_hand(observation, bad=is_bad(observation))
+        return replace(self._roll(live, observation), scale=scale, descale=descale)
 
 
 def merge_observations(observations: Sequence[QuantObservation], *, owner: StateKey | None = None) -> QuantObservation:
@@ -292,21 +263,9 @@ def merge_observations(observations: Sequence[QuantObservation], *, owner: State
         count=_total([o.count for o in observations]),
         nan_count=_total([o.nan_count for o in observations]),
         inf_count=_total([o.inf_count for o in observations]),
+        about=observations[0].about if len({o.about for o in observations}) == 1 else None,
     )
 
 
 def _total(counts: Sequence[I64]) -> I64:
     return frozen(np.asarray(np.add.reduce(counts), np.int64))
-
-
-_BY_NAME: dict[str, Callable[..., Recipe]] = {
-    cls.name: cls for cls in (DelayedScaling, CentredDelayedScaling, CurrentScaling)
-}
-RECIPES: Mapping[str, Callable[..., Recipe]] = MappingProxyType(_BY_NAME)
-
-
-def make_recipe(name: str, *, fmt: FloatFormat, window: int = 1, **options: object) -> Recipe:
-    """A recipe by its registry name; StudyError for an unknown one."""
-    if name not in RECIPES:
-        raise StudyError(f'recipe "{name}" is unknown; known: {", ".join(RECIPES)}')
-    return RECIPES[name](fmt=fmt, window=window, **options)

@@ -29,6 +29,7 @@ from qsim.quant import (
     quantize_with_snapshot,
 )
 from qsim.quant.operations import freeze
+from qsim.quant.state import center_over
 from qsim.sim.events import (
     Begin,
     Commit,
@@ -67,12 +68,22 @@ class Env:
     def __post_init__(self) -> None:
         if len(self.lead) != 1 or self.lead[0] < 1:
             raise UsageError(f"lead {self.lead} is no replica axis; the simulator runs [R, ...] with lead=(R,), R >= 1")
+        if self.recipe.block_recipe is not None:
+            raise UsageError(
+                f"recipe {self.recipe.name} with elements {self.recipe.block_recipe.name}: the simulator decodes by one "
+                "scale a replica; leave elements out, or call quantize_with_snapshot and decode_for_consumer yourself"
+            )
+        if self.recipe.observes_live_center:
+            raise UsageError(
+                f"recipe {self.recipe.name} with scale_source CURRENT and a centre of earlier tensors: no event observes "
+                "about a live centre; use source CURRENT or scale_source DELAYED"
+            )
 
     def decode(self, tensor: QuantizedTensor, descale: Metadata, center: Metadata | None) -> F32:
         """Decode with the named metadata, whether or not it is paired with the codes."""
         assert tensor.snapshot is not None, "the simulator casts through snapshots only"
         spec = CastSpec(fmt=tensor.snapshot.fmt, policy=self.policy)
-        add = None if center is None else center.center
+        add = None if center is None else center_over(center, tensor.shape[-1])
         return frozen(self.backend.decode(tensor.codes, descale.descale, add, spec))
 
     def gemm(self, name: str, left: F32, right: F32) -> F32:

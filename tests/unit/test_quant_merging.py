@@ -13,6 +13,7 @@ from qsim.formats import E4M3FN
 from qsim.quant import (
     AmaxChoice,
     CenterAxis,
+    CenterSource,
     CentredDelayedScaling,
     CurrentScaling,
     DelayedScaling,
@@ -20,7 +21,9 @@ from qsim.quant import (
     ObserveMode,
     OpId,
     QuantObservation,
+    ScaleSource,
     StateKey,
+    Timing,
     ZeroRule,
     begin_logical_quantization,
     commit_quant_observation,
@@ -151,6 +154,16 @@ RECIPES_IN_USE = [
         CentredDelayedScaling(fmt=E4M3FN, window=2, axis=axis, nonfinite_rule=bad, observe=mode)
         for axis, bad, mode in itertools.product(CenterAxis, NonFiniteRule, ObserveMode)
     ],
+    *[
+        CentredDelayedScaling(fmt=E4M3FN, window=2, axis=axis, block=3, nonfinite_rule=bad, source=source)
+        for axis, bad, source in itertools.product(CenterAxis, NonFiniteRule, (CenterSource.EMA, CenterSource.CURRENT))
+    ],
+    *[
+        CentredDelayedScaling(
+            fmt=E4M3FN, axis=CenterAxis.CHANNEL, nonfinite_rule=bad, source=source, scale_source=ScaleSource.CURRENT
+        )
+        for bad, source in itertools.product(NonFiniteRule, CenterSource)
+    ],
     CurrentScaling(fmt=E4M3FN),
 ]
 
@@ -162,22 +175,23 @@ def test_a_commit_of_many_replicas_equals_single_commits_bit_for_bit(recipe):
     alone = [recipe.initial(StateKey(), (1,)) for _ in range(replicas)]
     for step, x in enumerate(tensors(replicas)):
         op = OpId(step)
-        early = observe_for_future_state(x, snapshot=None, recipe=recipe, backend=BACKEND, op=op, lead=1)
-        current = early if isinstance(recipe, CurrentScaling) else None
+        live = together if recipe.observes_live_center else None
+        early = observe_for_future_state(x, snapshot=None, recipe=recipe, backend=BACKEND, op=op, lead=1, live=live)
+        current = early if recipe.timing is Timing.CURRENT else None
         snapshot = begin_logical_quantization(together, op=op, recipe=recipe, observation=current)
         seen = observe_for_future_state(x, snapshot=snapshot, recipe=recipe, backend=BACKEND)
         together = commit_quant_observation(together, seen, recipe=recipe)
         alone = [
             commit_quant_observation(live, one_of(seen, replica), recipe=recipe) for replica, live in enumerate(alone)
         ]
-        for name in ("scale", "descale", "amax_history", "center"):
+        for name in ("scale", "descale", "amax_history", "center", "center_seen"):
             if getattr(together, name) is not None:
                 expected = np.concatenate([getattr(live, name) for live in alone])
                 assert same_bits(expected, getattr(together, name)), (step, name)
         assert {together.epoch} == {live.epoch for live in alone}
 
 
-@pytest.mark.parametrize("recipe", [RECIPES_IN_USE[0], RECIPES_IN_USE[-2]], ids=["delayed", "centred"])
+@pytest.mark.parametrize("recipe", [RECIPES_IN_USE[0], RECIPE], ids=["delayed", "centred"])
 def test_an_observation_of_many_replicas_equals_single_observations_bit_for_bit(recipe):
     for step, x in enumerate(tensors(4)):
         many = observe_for_future_state(x, snapshot=None, recipe=recipe, backend=BACKEND, op=OpId(step), lead=1)
