@@ -70,13 +70,13 @@ class Env:
             raise UsageError(f"lead {self.lead} is no replica axis; the simulator runs [R, ...] with lead=(R,), R >= 1")
         if self.recipe.block_recipe is not None:
             raise UsageError(
-                f"recipe {self.recipe.name} with elements {self.recipe.block_recipe.name}: the simulator decodes by one "
-                "scale a replica; leave elements out, or call quantize_with_snapshot and decode_for_consumer yourself"
+                f"recipe {self.recipe.name} with elements {self.recipe.block_recipe.name}: the simulator decodes by "
+                "one scale a replica; leave elements out, or call quantize_with_snapshot and decode_for_consumer yourself"
             )
         if self.recipe.observes_live_center:
             raise UsageError(
-                f"recipe {self.recipe.name} with scale_source CURRENT and a centre of earlier tensors: no event observes "
-                "about a live centre; use source CURRENT or scale_source DELAYED"
+                f"recipe {self.recipe.name} with scale_source CURRENT and a centre of earlier tensors: no event "
+                "observes about a live centre; use source CURRENT or scale_source DELAYED"
             )
 
     def decode(self, tensor: QuantizedTensor, descale: Metadata, center: Metadata | None) -> F32:
