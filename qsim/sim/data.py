@@ -71,7 +71,7 @@ class Env:
         if self.recipe.block_recipe is not None:
             raise UsageError(
                 f"recipe {self.recipe.name} with elements {self.recipe.block_recipe.name}: the simulator decodes by "
-                "one scale a replica; leave elements out, or call quantize_with_snapshot and decode_for_consumer yourself"
+                "one scale a replica; leave elements out, or quantize_with_snapshot and decode_for_consumer yourself"
             )
         if self.recipe.observes_live_center:
             raise UsageError(
