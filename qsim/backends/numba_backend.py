@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from qsim.arrays import F32, I64, U8
+from qsim.arrays import F32, I64, U8, AnyArray
 from qsim.backends.checks import (
     Rows,
     as_codes,
@@ -28,9 +30,13 @@ from qsim.codec.means import Sums, check_count
 from qsim.codec.oracle import place, refusal
 from qsim.codec.scaled import ScaledCodes, ScaleRecipe, fast
 from qsim.codec.tables import decode_table, encoder_table, has_fast_kernel
+from qsim.codec.threads import run_spans, spans
 from qsim.errors import FormatError
 from qsim.formats import CastPolicy
 from qsim.philox import RandomStream
+
+SHORT_ROW = 4096
+"""Elements of a piece of a long row, so that several threads find work in it."""
 
 # Neutral operands: x - (+0) and v + (-0) return x and v in every bit, zeros of both signs included.
 _NOTHING_TO_SUBTRACT = np.zeros((1, 1), np.float32)
@@ -101,6 +107,10 @@ class NumbaBackend:
             inf_count=_column(counts, 1, shape),
             sums=None if mean_axes is None else _sums(x, lead, mean_axes),
         )
+
+    def sums(self, x: F32, *, lead: int, axes: tuple[int, ...]) -> Sums:
+        """Fixed-point sums of x for a mean; see ``Backend.sums``."""
+        return _sums(np.asarray(as_float32(x, "x"), order="C"), lead, axes)
 
     def quantize_blocks(
         self,
@@ -190,12 +200,48 @@ def _sums(x: F32, lead: int, axes: tuple[int, ...]) -> Sums:
     shape = mean_shape(x.shape, lead, axes)
     rows = rows_of(x.shape, lead, shape)
     flat: Any = x.reshape(-1, rows.shape[2]) if x.size else x.reshape(0, rows.shape[2])
-    top = np.zeros(rows.partner, np.uint32)
-    count = np.zeros(rows.partner, np.int64)
-    sums_kernels.sums_amax(flat.view(np.uint32), rows.row_of, top, count)
+    row_of = rows.row_of
+    if flat.shape[0] == 1 and rows.partner == (1, 1) and flat.shape[1] > SHORT_ROW:  # one long row: cut it up
+        whole = flat.shape[1] // SHORT_ROW * SHORT_ROW
+        parts = [flat[:, :whole].reshape(-1, SHORT_ROW), flat[:, whole:]]
+    else:
+        parts = [flat]
+    top, count = np.zeros(rows.partner, np.uint32), np.zeros(rows.partner, np.int64)
+    found: list[tuple[AnyArray, AnyArray]] = []
+
+    def measure(part: Any, owner: I64) -> None:
+        mine = np.zeros_like(top), np.zeros_like(count)
+        sums_kernels.sums_amax(part.view(np.uint32), owner, *mine)
+        found.append(mine)
+
+    _over_rows(measure, parts, row_of)
+    for part_top, part_count in found:
+        np.maximum(top, part_top, out=top)
+        count += part_count
     check_count(int(count.max(initial=0)))
     exponent, unit = np.empty(rows.partner, np.int32), np.empty(rows.partner, np.float64)
     sums_kernels.sums_scale(top, exponent, unit)
-    total = np.zeros(rows.partner, np.int64)
-    sums_kernels.sums_total(flat, rows.row_of, unit, total)
+    totals: list[I64] = []
+
+    def add(part: Any, owner: I64) -> None:
+        total = np.zeros(rows.partner, np.int64)
+        sums_kernels.sums_total(part, owner, unit, total)
+        totals.append(total)
+
+    _over_rows(add, parts, row_of)
+    total = np.sum([np.zeros(rows.partner, np.int64), *totals], axis=0, dtype=np.int64)
     return Sums(total=total.reshape(shape), exponent=exponent.reshape(shape), count=count.reshape(shape))
+
+
+def _over_rows(work: Callable[[Any, I64], None], parts: list[Any], row_of: I64) -> None:
+    """``work(rows, their slots)`` on every part, its rows spread over the threads."""
+    for part in parts:
+        if not part.size:
+            continue
+        owner = row_of if part.shape[0] == row_of.size else np.zeros(part.shape[0], np.int64)
+        cuts = spans(part.shape[0], cost=part.shape[1])
+        run_spans(functools.partial(_span, work, part, owner), cuts)
+
+
+def _span(work: Callable[[Any, I64], None], part: Any, owner: I64, start: int, stop: int) -> None:
+    work(part[start:stop], owner[start:stop])

@@ -77,6 +77,11 @@ class OracleBackend:
             sums=None if mean_axes is None else _sums(x, mean_shape(x.shape, lead, mean_axes)),
         )
 
+    def sums(self, x: F32, *, lead: int, axes: tuple[int, ...]) -> Sums:
+        """Fixed-point sums of x for a mean; see ``Backend.sums``."""
+        x = as_float32(x, "x")
+        return _sums(x, mean_shape(x.shape, lead, axes))
+
     def quantize_blocks(
         self,
         x: F32,

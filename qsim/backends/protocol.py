@@ -89,6 +89,10 @@ class Backend(Protocol):
         """
         ...
 
+    def sums(self, x: F32, *, lead: int, axes: tuple[int, ...]) -> Sums:
+        """Fixed-point sums of the finite elements of x over ``axes``, none of them a lead axis; else UsageError."""
+        ...
+
     def quantize_blocks(
         self,
         x: F32,

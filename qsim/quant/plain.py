@@ -14,6 +14,7 @@ from qsim.arrays import F32, U8, AnyArray, frozen
 from qsim.backends import get_backend
 from qsim.codec.means import mean_of
 from qsim.codec.scaled import Block, BlockCounts, ScaledCodes, ScaleRecipe, get_scale_recipe
+from qsim.codec.threads import in_chunks
 from qsim.errors import FormatError, UsageError
 from qsim.formats import CastPolicy, RoundMode, get_policy
 from qsim.quant.state import Layout, QuantizedTensor
@@ -82,8 +83,7 @@ def quantize(
     matrix = lined.reshape(-1, lined.shape[-1]) if lined.size else lined.reshape(_matrix_shape(lined.shape))
     c, spread = _center(matrix, lined.shape, center, recipe, device)
     if spread is not None:
-        with np.errstate(all="ignore"):
-            matrix = np.asarray(matrix - spread, np.float32)
+        matrix = _residual(matrix, spread)
     if hadamard is not None:
         from qsim.codec.hadamard import rotate
 
@@ -229,15 +229,26 @@ def _center(
                                 lined=lined)  # fmt: skip
 
 
+def _residual(matrix: F32, spread: F32) -> F32:
+    """RN(x - c), a part of the rows on every thread."""
+    residual = np.empty(matrix.shape, np.float32)
+    per_row = spread.shape[0] == matrix.shape[0] > 1
+
+    def work(start: int, stop: int) -> None:
+        with np.errstate(all="ignore"):
+            np.subtract(matrix[start:stop], spread[start:stop] if per_row else spread, out=residual[start:stop])
+
+    in_chunks(work, matrix.shape[0], cost=matrix.shape[1])
+    return residual
+
+
 def _mean(matrix: F32, center: str, recipe: ScaleRecipe, backend: Backend) -> F32:
     if center not in CENTERS:
         raise UsageError(f"center {center!r} is unknown; known: {', '.join(CENTERS)}, or float32 numbers")
     if center == "block":
         return _block_mean(matrix, recipe, backend)
     axes = {"tensor": (0, 1), "channel": (0,), "token": (1,)}[center]
-    sums = backend.observe(matrix, None, lead=0, mean_axes=axes).sums
-    assert sums is not None, "mean_axes were given"
-    return mean_of(sums)
+    return mean_of(backend.sums(matrix, lead=0, axes=axes))
 
 
 def _block_mean(matrix: F32, recipe: ScaleRecipe, backend: Backend) -> F32:
@@ -251,8 +262,7 @@ def _block_mean(matrix: F32, recipe: ScaleRecipe, backend: Backend) -> F32:
     means = []
     for part, axis in parts:
         if part.shape[1]:
-            sums = backend.observe(np.ascontiguousarray(part), None, lead=0, mean_axes=(axis,)).sums
-            assert sums is not None, "mean_axes were given"
+            sums = backend.sums(np.ascontiguousarray(part), lead=0, axes=(axis,))
             means.append(mean_of(sums).reshape(rows, -1))
     return np.concatenate(means, axis=1) if means else np.zeros((rows, 0), np.float32)
 

@@ -194,12 +194,14 @@ def test_a_centre_far_above_the_residual_decodes_within_a_step_and_half_an_ulp(a
 @pytest.mark.parametrize("value", [0.1, -3e38, 1e-42, 0.0, -0.0])
 def test_a_constant_tensor_has_no_residual_once_its_centre_is_known(axis, source, value):
     """Decode is exact, whatever the scale was: 0 times any descale is 0. An amax of 0 moves no window."""
-    recipe = recipe_of(axis=axis, source=source, zero_rule=ZeroRule.SKIP, beta=0.5)
+    recipe = recipe_of(axis=axis, source=source, zero_rule=ZeroRule.SKIP, beta=0.5, window=2)
     x = np.full((1000, 6), value, np.float32)
     live = recipe.initial(OWNER)
     for n in range(3):
+        before = live
         snapshot, codes, decoded, live = step(recipe, live, x, n)
         if n or source is CenterSource.CURRENT:
+            assert same_bits(before.amax_history, live.amax_history)
             assert not (codes.codes & 0x7F).any()  # the residual of a -0 is -0
             assert 0 == codes.amax
             assert same_bits(x + np.float32(0), decoded)  # and comes back as +0: a centre is added

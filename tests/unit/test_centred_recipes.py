@@ -317,3 +317,4 @@ def test_the_defaults_are_the_delayed_mean_of_a_tensor():
         CenterAxis.TENSOR, CenterSource.LAST, ScaleSource.DELAYED, ObserveMode.IN_FORCE, None, 0,
     ) == options  # fmt: skip
     assert recipe.initial(OWNER).center_seen is None
+    assert (16, 0.9) == (CentredDelayedScaling(fmt=E4M3FN, axis=CenterAxis.BLOCK).center_block, recipe.beta)

@@ -11,6 +11,7 @@ from qsim.codec.threads import GRAIN, in_chunks, set_threads, spans, thread_coun
 from qsim.conformance.compare import assert_bits_equal, assert_codes_equal
 from qsim.errors import UsageError
 from qsim.formats import get_format
+from qsim.quant.plain import quantize
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -42,6 +43,20 @@ def test_the_number_of_threads_changes_no_bit(fmt):
         with threads(count):
             assert_codes_equal(codes, encode(x, fmt), get_format(fmt))
             assert_bits_equal(values, decode(codes, fmt))
+
+
+@pytest.mark.parametrize("center", ["tensor", "channel", "token", "block"])
+@pytest.mark.parametrize("shape", [(1, 3 * GRAIN + 5), (300, 4100)])
+def test_the_number_of_threads_changes_no_bit_of_a_mean(center, shape):
+    x = np.random.default_rng(1).standard_normal(shape, np.float32) + np.float32(3)
+    x[0, ::999] = np.nan
+    with threads(1):
+        alone = quantize(x, "mxfp4_rceil", center=center)
+    for count in (2, 3):
+        with threads(count):
+            q = quantize(x, "mxfp4_rceil", center=center)
+        assert alone.center.tobytes() == q.center.tobytes()
+        assert alone.codes.tobytes() == q.codes.tobytes()
 
 
 def test_an_error_on_any_thread_comes_through():
