@@ -5,6 +5,7 @@ Source: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random num
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -65,7 +66,16 @@ _FIELDS = (  # name, bits: the layout of DESIGN section 5
 )
 
 
+def _whole(name: str, value: object) -> int:
+    """``value`` as a Python integer: a narrow NumPy integer would lose bits when it is shifted."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name} {value!r} of a random stream is no integer; pass an int") from None
+
+
 def _key(seed: int) -> tuple[int, int]:
+    seed = _whole("seed", seed)
     if not 0 <= seed < 2**64:
         raise UsageError(f"seed {seed} is outside 0..2^64-1; choose a smaller non-negative integer")
     return seed & 0xFFFFFFFF, seed >> 32
@@ -93,18 +103,17 @@ class RandomStream(NamedTuple):
 
     def counter(self) -> tuple[int, int, int]:
         """The counter without its first word, the number of the block."""
-        values = (self.step, self.microbatch, self.worker, int(self.purpose), self.layer, self.site, self.role)
+        given = (self.step, self.microbatch, self.worker, self.purpose, self.layer, self.site, self.role)
+        values = [_whole(name, value) for (name, _), value in zip(_FIELDS, given, strict=True)]
         for (name, bits), value in zip(_FIELDS, values, strict=True):
             if not 0 <= value < 1 << bits:
                 raise UsageError(f"{name} {value} does not fit its {bits} bits of the random counter")
-        return (
-            int(self.step),
-            int(self.microbatch << 16 | self.worker),
-            int(self.purpose) << 24 | int(self.layer << 12 | self.site << 8 | self.role),
-        )
+        step, microbatch, worker, purpose, layer, site, role = values
+        return step, microbatch << 16 | worker, purpose << 24 | layer << 12 | site << 8 | role
 
     def words(self, count: int) -> U32:
         """The first ``count`` words."""
+        count = _whole("count", count)
         upper = self.counter()
         if not 0 <= count <= MAX_WORDS:
             raise UsageError(f"count {count} is outside 0..2^34, the words of one stream; use another step or purpose")
@@ -116,6 +125,7 @@ class RandomStream(NamedTuple):
 
     def word(self, element: int) -> int:
         """The word of one element."""
+        element = _whole("element", element)
         if not 0 <= element < MAX_WORDS:
             raise UsageError(f"element {element} is outside 0..2^34-1, the words of one stream; use another step")
         counter = np.array((element // 4, *self.counter()), np.uint32)

@@ -8,6 +8,7 @@ it. Stops at the first pattern whose codes differ, with both codes; exit code 1.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import time
@@ -18,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from qsim._paths import package_dir
 from qsim.arrays import U8, U32
 from qsim.codec import encode
-from qsim.codec.jit import source_digest
 from qsim.conformance.steps import steps_of
 from qsim.formats import get_format, get_policy
 from tests.conformance.nvidia_headers import load
@@ -82,6 +83,15 @@ def check_shard(job: Job, shard: int, expected_of: Encoder) -> str:
     return f"{job}: pattern {pattern:08X} ({value!r}): expected {expected[first]:02X}, actual {actual[first]:02X}"
 
 
+def sources() -> str:
+    """Digest of every source that a code can depend on."""
+    digest = hashlib.sha256()
+    for room in ("formats", "codec"):
+        for path in sorted((package_dir() / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def read_journal(path: Path, digest: str) -> dict[tuple[str, int], float]:
     """(job, shard) -> seconds of what was finished with these sources; torn lines and older sources are passed over."""
     done: dict[tuple[str, int], float] = {}
@@ -102,7 +112,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="jobs whose description contains this")
     parser.add_argument("--shards", type=int, default=SHARDS, help="stop after this many shards of each job")
     chosen = parser.parse_args(arguments)
-    digest = source_digest()
+    if not 1 <= chosen.shards <= SHARDS:
+        parser.error(f"--shards {chosen.shards} is outside 1..{SHARDS}")
+    if not any(chosen.only in str(job) for job in jobs()):
+        parser.error(f"--only {chosen.only!r} matches no job; the jobs: " + "; ".join(map(str, jobs())))
+    digest = sources()
     done = read_journal(chosen.journal, digest)
     chosen.journal.parent.mkdir(parents=True, exist_ok=True)
     bar = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -114,8 +128,8 @@ def main(arguments: list[str] | None = None) -> int:
             except OracleMissingError as error:
                 missing.append(f"{job}: not run: {error}")
                 continue
-            shards = [s for s in range(min(chosen.shards, SHARDS)) if (str(job), s) not in done]
-            task = progress.add_task(str(job), total=min(chosen.shards, SHARDS), completed=chosen.shards - len(shards))
+            shards = [s for s in range(chosen.shards) if (str(job), s) not in done]
+            task = progress.add_task(str(job), total=chosen.shards, completed=chosen.shards - len(shards))
             for shard in shards:
                 before = time.perf_counter()
                 problem = check_shard(job, shard, expected_of)

@@ -10,6 +10,7 @@ import numpy as np
 from qsim.codec import numba_kernels as kernels
 from qsim.codec.counts import CastCounts
 from qsim.codec.general import COUNTS, check_stream, encode_flat, first_refused
+from qsim.codec.inputs import as_array
 from qsim.codec.oracle import place, refusal
 from qsim.codec.packing import pack, packed_length, unpack
 from qsim.codec.tables import decode_table, encoder_table, has_fast_kernel
@@ -128,7 +129,7 @@ def _encode(
 ) -> tuple[U8, I64]:
     """Codes, and counts where they were asked for."""
     fmt, policy = cast.fmt, cast.policy
-    array = np.asarray(x)
+    array = as_array(x, "x")
     shape = array.shape
     if packed:
         _check_packed(fmt, array.ndim)

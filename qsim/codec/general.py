@@ -14,11 +14,10 @@ from qsim.codec.general_kernels import COUNTS
 from qsim.codec.threads import in_chunks
 from qsim.errors import UsageError
 from qsim.formats import CastPolicy, FloatFormat, RoundMode
-from qsim.philox import MAX_WORDS
+from qsim.philox import MAX_WORDS, RandomStream
 
 if TYPE_CHECKING:
     from qsim.arrays import F32, F64, U8
-    from qsim.philox import RandomStream
 
 __all__ = ["COUNTS", "check_stream", "encode_flat", "first_refused"]
 
@@ -73,6 +72,8 @@ def first_refused(x: F32 | F64, *, fmt: FloatFormat, policy: CastPolicy, stream:
 def check_stream(policy: CastPolicy, stream: RandomStream | None, size: int) -> None:
     """UsageError unless a stream is there exactly where the rounding draws, and long enough for ``size``."""
     draws = policy.rounding is RoundMode.STOCHASTIC
+    if stream is not None and not isinstance(stream, RandomStream):
+        raise UsageError(f"stream is {type(stream).__name__}; pass RandomStream(seed=...), or OpId.stream(seed)")
     if draws and stream is None:
         raise UsageError(
             f"policy {policy.name} rounds stochastically and no stream was given: pass stream=RandomStream(seed=...), "

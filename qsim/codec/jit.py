@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any, TypeVar, cast
 import numba
 from llvmlite import ir
 from numba.core import cgutils
+from numba.core.errors import NumbaError
 from numba.extending import intrinsic
 
 from qsim._paths import numba_cache_dir, package_dir
@@ -60,18 +63,47 @@ def kernel(*arguments: Any) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def call(*values: Any) -> None:
-            nonlocal ready
+            nonlocal ready, jit
             if not ready:
                 with _FIRST_CALL:
                     if not ready:
-                        jit.compile(signature)
-                        jit.disable_compile()  # other arguments are converted or refused, never compiled anew
+                        jit = _compiled(jit, function, signature)
                         ready = True
             jit(*values)
 
         return cast("F", call)
 
     return wrap
+
+
+def _compiled(jit: Any, function: Any, signature: Any) -> Any:
+    """``jit`` compiled; where its cached code cannot be read (after a full disk, a power cut), without a cache."""
+    try:
+        jit.compile(signature)
+    except NumbaError:
+        raise
+    except Exception as error:  # whatever a torn file makes of itself when it is read
+        folder = numba_cache_dir() / source_digest()
+        warnings.warn(
+            f"machine code cached in {folder} cannot be read ({type(error).__name__}: {error}) and was compiled anew; "
+            "delete that folder",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        jit = numba.njit(**OPTIONS)(function)
+        jit.compile(signature)
+    jit.disable_compile()  # other arguments are converted or refused, never compiled anew
+    return jit
+
+
+def _forget_lock() -> None:
+    """In a forked child no other thread is left to release it."""
+    global _FIRST_CALL
+    _FIRST_CALL = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
 
 
 def cached(function: F) -> F:

@@ -6,14 +6,16 @@ The order is fixed: centre, residual RN(x - c), Hadamard rotation, amax, scale, 
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qsim.arrays import F32, U8, AnyArray, frozen
 from qsim.backends import get_backend
+from qsim.codec.inputs import as_array
 from qsim.codec.means import mean_of
-from qsim.codec.scaled import Block, BlockCounts, ScaledCodes, ScaleRecipe, get_scale_recipe
+from qsim.codec.scaled import Block, BlockCounts, ScaledCodes, ScaleRecipe, TwoLevelScale, get_scale_recipe
 from qsim.codec.threads import in_chunks
 from qsim.errors import FormatError, UsageError
 from qsim.formats import CastPolicy, RoundMode, get_policy
@@ -75,10 +77,12 @@ def quantize(
     """
     recipe, chosen = get_scale_recipe(recipe), get_policy(policy)
     chosen = chosen if rounding is None else chosen.with_choices(rounding=rounding)
-    device = get_backend(backend) if isinstance(backend, str) else backend
+    device = _device(backend)
     if packed and recipe.fmt.codes_per_byte != 2:
         raise FormatError(f"packed=True needs 4-bit codes; {recipe.name} has {recipe.fmt.bits} bits a code")
-    array = _float32(np.asarray(x))
+    array = _float32(as_array(x, "x"))
+    if tensor_amax is not None and not isinstance(recipe.scale, TwoLevelScale):
+        raise UsageError(f"tensor_amax {tensor_amax} has a meaning only for a two-level recipe, not for {recipe.name}")
     shape, lined, axis = _with_axis_last(array, axis)
     matrix = lined.reshape(-1, lined.shape[-1]) if lined.size else lined.reshape(_matrix_shape(lined.shape))
     c, spread = _center(matrix, lined.shape, center, recipe, device)
@@ -87,11 +91,14 @@ def quantize(
     if hadamard is not None:
         from qsim.codec.hadamard import rotate
 
+        hadamard = frozen(np.array(hadamard))  # the caller's array may change
         matrix = rotate(matrix, hadamard)
     low_first = packed and str(getattr(order, "value", order)).lower() == "low_first"
+    amax = None if tensor_amax is None else _one_float32(tensor_amax, "tensor_amax")
+    if amax == 0 and matrix.any():
+        raise UsageError("tensor_amax 0 for a tensor that is not zero; pass the largest |x|, or leave it out")
     scaled = device.quantize_blocks(
-        matrix, recipe, chosen, stream=stream, packed=low_first, counting=counts,
-        tensor_amax=None if tensor_amax is None else _one_float32(tensor_amax, "tensor_amax"),
+        matrix, recipe, chosen, stream=stream, packed=low_first, counting=counts, tensor_amax=amax,
     )  # fmt: skip
     codes, layout = scaled.codes, Layout.ONE_PER_BYTE
     if packed:
@@ -109,7 +116,7 @@ def quantize(
         counts=scaled.counts if counts else None,
         recipe=recipe,
         axis=axis,
-        tensor_scale=scaled.tensor_scale,
+        tensor_scale=None if scaled.tensor_scale is None else frozen(scaled.tensor_scale),
         center=c,
         center_per_block=isinstance(center, str) and center == "block",
         signs=hadamard,
@@ -121,11 +128,13 @@ def dequantize(tensor: QuantizedTensor, *, backend: str | Backend = "auto") -> F
 
     UsageError for a tensor with a snapshot: ``decode_for_consumer`` decodes that, and proves whose it is.
     """
+    if not isinstance(tensor, QuantizedTensor):
+        raise UsageError(f"dequantize of {type(tensor).__name__}; it takes what quantize returned (codes: qsim.decode)")
     recipe = tensor.recipe
     if recipe is None or tensor.snapshot is not None:
         raise UsageError("a tensor with a snapshot is decoded by decode_for_consumer, which names its consumer")
     assert tensor.scales is not None, "a recipe makes scales"
-    device = get_backend(backend) if isinstance(backend, str) else backend
+    device = _device(backend)
     lined_shape = _lined_shape(tensor.shape, tensor.axis)
     codes = _unpacked(tensor, lined_shape)
     grid = recipe.block.grid((codes.shape[0], codes.shape[1]))
@@ -162,6 +171,10 @@ def _lined_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 def _with_axis_last(array: F32, axis: int) -> tuple[tuple[int, ...], F32, int]:
     shape, ndim = array.shape, max(array.ndim, 1)
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        raise UsageError(f"axis {axis!r} is no integer; choose {-ndim}..{ndim - 1}") from None
     if not -ndim <= axis < ndim:
         raise UsageError(f"axis {axis} does not exist in x of shape {shape}; choose {-ndim}..{ndim - 1}")
     axis %= ndim
@@ -192,6 +205,14 @@ def _unpacked(tensor: QuantizedTensor, lined: tuple[int, ...]) -> U8:
     return np.ascontiguousarray(codes).reshape(_matrix_shape(lined))
 
 
+def _device(backend: str | Backend) -> Backend:
+    if isinstance(backend, str):
+        return get_backend(backend)
+    if not hasattr(backend, "quantize_blocks"):
+        raise UsageError(f"backend is {type(backend).__name__}; pass its name, or get_backend(name)")
+    return backend
+
+
 def _float32(array: AnyArray) -> F32:
     """``array`` as float32: exact from the narrower floats, else rounded once."""
     if array.dtype == np.float32:
@@ -203,7 +224,13 @@ def _float32(array: AnyArray) -> F32:
 
 
 def _one_float32(value: float, what: str) -> np.float32:
-    number = np.float32(value)
+    try:
+        with np.errstate(over="ignore"):
+            number = np.float32(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} {value!r} is no number; leave it out, or pass the largest |x|") from None
+    if not isinstance(number, np.float32):
+        raise UsageError(f"{what} of shape {np.shape(value)} is no single number; leave it out")
     if not (number >= 0 and np.isfinite(number)):
         raise UsageError(f"{what} {value} is no finite magnitude; leave it out, or pass the largest |x|")
     return number
@@ -222,8 +249,13 @@ def _center(
         own = _mean(matrix, center, recipe, backend)
         kept = _kept_shape(center, own, lined)
     else:
-        own = np.asarray(center, np.float32)
-        kept = own
+        try:
+            with np.errstate(over="ignore"):
+                kept = np.asarray(as_array(center, "center"), np.float32)
+        except (TypeError, ValueError):
+            raise UsageError(f"center of type {type(center).__name__} is no float32 array") from None
+        if not np.isfinite(kept).all():
+            raise UsageError("center holds NaN or Inf, or leaves float32: every residual would; pass finite numbers")
     kept = frozen(np.asarray(kept + np.float32(0), np.float32))  # a centre is never -0
     return kept, _center_spread(kept, center_per_block=isinstance(center, str) and center == "block", recipe=recipe,
                                 lined=lined)  # fmt: skip
@@ -263,7 +295,7 @@ def _block_mean(matrix: F32, recipe: ScaleRecipe, backend: Backend) -> F32:
     for part, axis in parts:
         if part.shape[1]:
             sums = backend.sums(np.ascontiguousarray(part), lead=0, axes=(axis,))
-            means.append(mean_of(sums).reshape(rows, -1))
+            means.append(mean_of(sums).reshape(rows, part.shape[1] if part.ndim == 3 else 1))
     return np.concatenate(means, axis=1) if means else np.zeros((rows, 0), np.float32)
 
 
@@ -279,7 +311,7 @@ def _center_spread(center: F32, center_per_block: bool, recipe: ScaleRecipe, lin
     shape = _matrix_shape(lined)
     if center_per_block:
         width = recipe.block.extent(shape)[1]
-        return np.repeat(center.reshape(shape[0], -1), width, axis=1)[:, : shape[1]]
+        return np.repeat(center.reshape(shape[0], center.shape[-1]), width, axis=1)[:, : shape[1]]
     try:
         if center.size == 1:
             return center.reshape(1, 1)

@@ -100,8 +100,8 @@ def bench_table(rows: tuple[Row, ...]) -> Table:
 
     table = Table(title="Codecs, medians; ratios to np.copyto of the float32 side on one thread", title_justify="left",
                   show_edge=False, pad_edge=False, box=None, padding=(0, 1))  # fmt: skip
-    for column in ("what", "threads", "GB/s", "x copyto", "floor", "bytes/elem", "faster than"):
-        table.add_column(column, overflow="fold", justify="left" if column in ("what", "faster than") else "right")
+    for column in ("what", "threads", "GB/s", "x copyto", "floor", "bytes/elem", "speed over"):
+        table.add_column(column, overflow="fold", justify="left" if column in ("what", "speed over") else "right")
     for row in rows:
         floor = "" if row.floor is None else f"{row.floor:g}" + ("" if row.ratio >= row.floor else " !")
         peers = ", ".join(f"{name} {ratio:.3g}x" for name, ratio in row.peers.items())
@@ -118,7 +118,10 @@ def bench_notes(rows: tuple[Row, ...]) -> Iterator[str]:
             f"{row.what}, {row.threads} thread{'s' if row.threads > 1 else ''}: {row.gigabytes:.2f} GB/s, what memory "
             "allows a kernel that reads float32 and writes bytes"
         )
-    yield "bytes/elem: what must be read and written; np.copyto moves 8. '!' marks a figure below its floor."
+    yield (
+        "floor: the least ratio that qsim is held to, '!' marks a figure below it. bytes/elem: what must be read and "
+        "written; np.copyto moves 8. speed over: peers on as many threads, or on one where they have no more."
+    )
 
 
 def _row(contender: _Contender, medians: dict[tuple[str, int], float], size: int) -> Row:
@@ -182,7 +185,7 @@ def _flat_casts(arena: _Arena, counts: tuple[int, ...]) -> None:
         arena.add(CEILING, lambda: in_chunks(lambda a, b: truncate(bits[a:b], codes[a:b]), bits.size), threads=n)
         floor = 0.8 if n == 1 else 1.5 if n == 2 else None
         for name in ("float8_e4m3fn", "float8_e5m2"):
-            peers = (f"torch {name}", "ml_dtypes float8_e4m3fn")
+            peers = (f"torch {name}", f"ml_dtypes {name}")
             call = functools.partial(encode, x, name, out=codes)
             arena.add(f"encode {name}", call, threads=n, floor=floor, peers=peers)
         for name, cast in _torch_casts(x):
@@ -190,7 +193,8 @@ def _flat_casts(arena: _Arena, counts: tuple[int, ...]) -> None:
     if importlib.util.find_spec("ml_dtypes") is not None:
         import ml_dtypes
 
-        arena.add("ml_dtypes float8_e4m3fn", lambda: x.astype(ml_dtypes.float8_e4m3fn))
+        for name in ("float8_e4m3fn", "float8_e5m2"):
+            arena.add(f"ml_dtypes {name}", functools.partial(x.astype, getattr(ml_dtypes, name)))
 
 
 def _torch_casts(x: F32) -> Iterator[tuple[str, Callable[[int], object]]]:

@@ -19,6 +19,20 @@ def philox(counter, key):
     return philox4x32(np.array(counter, np.uint32), key)
 
 
+@pytest.mark.parametrize("field", ["seed", "step", "microbatch", "worker", "layer", "site", "role"])
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint32, np.int64])
+def test_a_narrow_numpy_integer_names_the_same_stream(field, kind):
+    plain = RandomStream(**{"seed": 1, field: 5}).words(3).tolist()
+    assert plain == RandomStream(**{"seed": 1, field: kind(5)}).words(3).tolist()
+    assert plain != RandomStream(seed=1).words(3).tolist()
+
+
+@pytest.mark.parametrize("bad", [{"seed": 1.5}, {"seed": "a"}, {"seed": 1, "layer": 1.0}])
+def test_a_field_that_is_no_integer_is_refused(bad):
+    with pytest.raises(UsageError, match="is no integer"):
+        RandomStream(**bad).words(1)
+
+
 # ---- the generator --------------------------------------------------------------------------------------
 
 

@@ -207,13 +207,44 @@ def test_a_nan_spoils_its_own_block_only():
         ({"x": np.array(["a"])}, FormatError, "cannot be quantized"),
         ({"x": np.zeros(4, np.complex64)}, FormatError, "cannot be quantized"),
         ({"tensor_amax": -1.0}, UsageError, "tensor_amax"),
+        ({"tensor_amax": 0.0, "x": np.ones((2, 32), np.float32)}, UsageError, "tensor_amax 0"),
+        ({"tensor_amax": "a"}, UsageError, "tensor_amax 'a' is no number"),
+        ({"tensor_amax": 1.0, "recipe": "e4m3"}, UsageError, "only for a two-level recipe"),
+        ({"center": np.nan}, UsageError, "center holds NaN"),
+        ({"center": {}}, UsageError, "center of type dict"),
+        ({"axis": 1.0}, UsageError, "axis 1.0 is no integer"),
+        ({"x": [[1], [2, 3]]}, FormatError, "x is no array"),
+        ({"x": np.ma.masked_array([1.0], [1])}, UsageError, "masked"),
+        ({"rounding": "stochastic", "stream": 7}, UsageError, "stream is int"),
+        ({"recipe": "mxfp4"}, FormatError, "did you mean 'mxfp4_floor' or 'mxfp4_ceil'"),
         ({"backend": "gpu"}, UsageError, "unknown backend"),
+        ({"backend": 3}, UsageError, "backend is int"),
     ],
 )
 def test_a_mistake_gets_one_clear_error(options, error, words):
     arguments = {"x": np.zeros((2, 32), np.float32), "recipe": "nvfp4_te"} | options
     with pytest.raises(error, match=words):
         quantize(arguments.pop("x"), arguments.pop("recipe"), **arguments)
+
+
+def test_what_quantize_did_not_make_is_not_decoded():
+    with pytest.raises(UsageError, match="dequantize of ndarray"):
+        dequantize(np.zeros(3, np.uint8))
+
+
+def test_a_later_change_of_the_signs_changes_no_tensor():
+    signs = np.array(SIGNS)
+    q = quantize(ordinary((2, 32)), "nvfp4_te", hadamard=signs)
+    before = dequantize(q)
+    signs *= -1
+    assert before.tobytes() == dequantize(q).tobytes()
+    assert not q.tensor_scale.flags.writeable
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0, 4), (3, 0)])
+def test_a_block_centre_of_nothing_is_nothing(shape):
+    for name in ("mxfp4_rceil", "e4m3_row"):
+        assert shape == dequantize(quantize(np.ones(shape, np.float32), name, center="block")).shape
 
 
 def test_a_stateful_tensor_is_not_decoded_here():

@@ -196,6 +196,15 @@ def test_an_exact_quotient_is_rounded_to_odd():
             assert Fraction(low) < exact < Fraction(high)
 
 
+@pytest.mark.parametrize("rounding", ["nearest_even", "up"])
+@pytest.mark.parametrize("name", ["nvfp4_exact", "nvfp4_te", "nvfp4_torchao", "nvfp4_4over6"])
+def test_a_tensor_amax_of_zero_is_the_oracles_too(name, rounding):
+    policy, zero = OCP.with_choices(rounding=rounding), np.float32(0)
+    expected = quantize_oracle(hostile(), name, policy=policy, tensor_amax=zero)
+    actual = quantize_matrix(hostile(), SCALE_RECIPES[name], policy=policy, tensor_amax=zero)
+    assert_same(expected, actual)
+
+
 def test_amax_is_the_largest_finite_magnitude():
     assert 0.0 == amax_of(np.zeros((0, 3), np.float32))
     assert 3.0 == amax_of(np.array([[1, np.nan, -3, np.inf]], np.float32))

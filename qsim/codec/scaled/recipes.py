@@ -285,8 +285,9 @@ def get_scale_recipe(name: str | ScaleRecipe) -> ScaleRecipe:
     key = SCALE_RECIPE_ALIASES.get(key, key)
     if key in SCALE_RECIPES:
         return SCALE_RECIPES[key]
-    close = difflib.get_close_matches(key, (*SCALE_RECIPES, *SCALE_RECIPE_ALIASES), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    begun = [known for known in SCALE_RECIPES if known.startswith(key)] if key else []
+    close = begun or difflib.get_close_matches(key, (*SCALE_RECIPES, *SCALE_RECIPE_ALIASES), n=1, cutoff=0.7)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     raise FormatError(
         f"unknown scale recipe {str(name)!r}: {hint}`python -m qsim formats` lists all {len(SCALE_RECIPES)}"
     )

@@ -16,7 +16,7 @@ class BlockCounts(NamedTuple):
         included. y is the scaled element before any clamp of the recipe (of the map that won, for four over six).
     flushed: finite elements, not zero, whose own code is a zero, those of a block with scale 0 too, those of a
         block that is NaN never.
-    nan, inf: elements of x that are NaN, infinite.
+    nan, inf: elements of the matrix that was encoded (of the residual, where there is a centre) that are NaN, infinite.
     zero_scale: blocks whose stored scale decodes to 0, and blocks of nothing but zeros (finite amax 0, no NaN,
         no Inf) whatever their stored scale is.
     """

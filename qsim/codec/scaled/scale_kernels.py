@@ -129,7 +129,7 @@ def _each_rule(
             # amax * scale_max / g in float64, as in ``kernels._encode_exact``; rounded to odd, then once to E4M3.
             wide = np.float64(np.uint32(top[b]).view(np.float32))
             quotient = np.float64(np.float64(wide * np.float64(floats[8])) / np.float64(floats[6]))
-            code = _e4m3(_odd(quotient), k) if top[b] > ZERO else ZERO
+            code = _e4m3(_odd(quotient), k) if (top[b] > ZERO) & (floats[6] > _NOTHING) else ZERO
             stored[b] = code
             m[b] = _ONE if code > ZERO else _NOTHING
             d[b] = np.float64(np.float64(floats[6]) * np.float64(_e4m3_value(code)))  # 0 where the scale is
