@@ -17,7 +17,9 @@ NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 def unknown(what: str, name: object, candidates: Iterable[str], known: Iterable[str]) -> str:
     """Message for a name that nothing has: the closest candidate, then the known names."""
-    close = difflib.get_close_matches(str(name).lower(), list(candidates), n=1, cutoff=0.7)
+    key, names = str(name).lower(), list(candidates)
+    begun = [candidate for candidate in names if key and candidate.startswith(key)]
+    close = begun or difflib.get_close_matches(key, names, n=1, cutoff=0.7)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown {what} {str(name)!r}: {hint}known: {', '.join(known)}"
 
