@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from qsim.arrays import F32
 from qsim.backends import Backend
 from qsim.backends.numba_backend import NumbaBackend
+from qsim.formats import E4M3FN
 from qsim.quant import (
+    CenterAxis,
+    CenterSource,
+    CentredDelayedScaling,
     OpId,
     QuantizedTensor,
     QuantObservation,
@@ -54,3 +60,24 @@ def step(recipe: Recipe, live: QuantState, x: F32, n: int, backend: Backend = NU
     codes = quantize_with_snapshot(x, snapshot, backend=backend)
     decoded = decode_for_consumer(codes, op=op, backend=backend)
     return Life(snapshot, codes, decoded, commit_quant_observation(live, seen, recipe=recipe))
+
+
+def f32(*values):
+    return np.array(values, np.float32)
+
+
+def recipe_of(**options):
+    return CentredDelayedScaling(**({"fmt": E4M3FN, "axis": CenterAxis.CHANNEL, "block": 2} | options))
+
+
+def ema(**options):
+    return recipe_of(source=CenterSource.EMA, **options)
+
+
+def centers(recipe, tensors):
+    """The centre after each commit."""
+    live, out = recipe.initial(OWNER, (), tensors[0].ndim), []
+    for n, x in enumerate(tensors):
+        live = step(recipe, live, x, n)[3]
+        out.append(live.center.tolist())
+    return out

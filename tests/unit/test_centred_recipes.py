@@ -27,32 +27,11 @@ from qsim.quant import (
     observe_for_future_state,
     quantize_with_snapshot,
 )
-from tests.unit.centred_cases import NUMBA, OWNER, observed, step
+from tests.unit.centred_cases import NUMBA, OWNER, centers, ema, f32, observed, recipe_of, step
 
 ORACLE = OracleBackend()
 NAN, INF = np.float32("nan"), np.float32("inf")
 AXES, SOURCES = list(CenterAxis), list(CenterSource)
-
-
-def f32(*values):
-    return np.array(values, np.float32)
-
-
-def recipe_of(**options):
-    return CentredDelayedScaling(**({"fmt": E4M3FN, "axis": CenterAxis.CHANNEL, "block": 2} | options))
-
-
-def ema(**options):
-    return recipe_of(source=CenterSource.EMA, **options)
-
-
-def centers(recipe, tensors):
-    """The centre after each commit."""
-    live, out = recipe.initial(OWNER, (), tensors[0].ndim), []
-    for n, x in enumerate(tensors):
-        live = step(recipe, live, x, n)[3]
-        out.append(live.center.tolist())
-    return out
 
 
 # ---- what a centre serves -------------------------------------------------------------------------------

@@ -7,41 +7,16 @@ import numpy as np
 import pytest
 
 from qsim.arrays import FLT_MAX, same_bits
-from qsim.formats import E4M3FN
 from qsim.gemm.exact import _round_oracle
 from qsim.quant import (
-    CenterAxis,
-    CenterSource,
-    CentredDelayedScaling,
     NonFiniteRule,
     OpId,
     commit_quant_observation,
     merge_observations,
 )
-from tests.unit.centred_cases import OWNER, observed, step
+from tests.unit.centred_cases import OWNER, centers, ema, f32, observed, recipe_of, step
 
 NAN, INF = np.float32("nan"), np.float32("inf")
-
-
-def f32(*values):
-    return np.array(values, np.float32)
-
-
-def recipe_of(**options):
-    return CentredDelayedScaling(**({"fmt": E4M3FN, "axis": CenterAxis.CHANNEL, "block": 2} | options))
-
-
-def ema(**options):
-    return recipe_of(source=CenterSource.EMA, **options)
-
-
-def centers(recipe, tensors):
-    """The centre after each commit."""
-    live, out = recipe.initial(OWNER, (), tensors[0].ndim), []
-    for n, x in enumerate(tensors):
-        live = step(recipe, live, x, n)[3]
-        out.append(live.center.tolist())
-    return out
 
 
 def rounded(value):
