@@ -46,6 +46,14 @@ def as_matrix(array: AnyArray) -> F32:
     return array
 
 
+def matrix_center(center: AnyArray, x: AnyArray) -> F32:
+    """A contiguous float32 centre [1 or M, 1 or K] of the matrix x [M, K]; UsageError for any other shape."""
+    center = as_float32(center, "center")
+    if center.ndim != 2 or any(c not in (1, n) for c, n in zip(center.shape, x.shape, strict=True)):
+        raise UsageError(f"center of shape {center.shape} does not broadcast to x of shape {x.shape}")
+    return np.ascontiguousarray(center)
+
+
 def as_codes(array: AnyArray) -> AnyArray:
     """``array`` itself if it is uint8."""
     array = np.asarray(array)

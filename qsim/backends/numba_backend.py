@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,13 @@ from qsim.backends.checks import (
     as_float32,
     as_matrix,
     lead_shape,
+    matrix_center,
     mean_shape,
     rows_of,
     rows_without_partner,
     streams_of,
 )
+from qsim.backends.parts import Part, for_each_part
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
 from qsim.backends.scaling import count, finite_amax, residual, scaled
 from qsim.codec import numba_kernels as kernels
@@ -38,13 +41,15 @@ from qsim.philox import RandomStream
 SHORT_ROW = 4096
 """Elements of a piece of a long row, so that several threads find work in it."""
 
+_MERGING = threading.Lock()
+
 # Neutral operands: x - (+0) and v + (-0) return x and v in every bit, zeros of both signs included.
 _NOTHING_TO_SUBTRACT = np.zeros((1, 1), np.float32)
 _NOTHING_TO_ADD = np.full((1, 1), -0.0, np.float32)
 
 
 class NumbaBackend:
-    """Fused single-threaded kernels; equal to ``OracleBackend`` bit for bit."""
+    """Fused kernels, large arrays on several threads; equal to ``OracleBackend`` bit for bit."""
 
     name = "numba"
 
@@ -56,18 +61,22 @@ class NumbaBackend:
             return _quantize_generally(x, scale, center, spec)
         rows, partner = _with_center(x.shape, len(lead), center, _NOTHING_TO_SUBTRACT)
         codes = np.empty(x.shape, np.uint8)
-        amax = np.empty(rows.shape[0], np.float32)
+        amax = np.zeros(rows.shape[0], np.float32)
         counts = np.zeros((rows.shape[0], 4), np.int64)
-        kernels.quantize(
-            np.ascontiguousarray(x).reshape(rows.shape),
-            partner,
-            rows.row_of,
-            np.ascontiguousarray(scale).reshape(-1),
-            encoder_table(spec.fmt, spec.policy),
-            codes.reshape(rows.shape),
-            amax,
-            counts,
-        )
+        source, target = np.ascontiguousarray(x).reshape(rows.shape), codes.reshape(rows.shape)
+        scales, constants = np.ascontiguousarray(scale).reshape(-1), encoder_table(spec.fmt, spec.policy)
+
+        def work(part: Part) -> None:
+            own, here = part.replicas, part.place
+            top, count = np.empty_like(amax[own]), np.zeros_like(counts[own])
+            kernels.quantize(
+                source[here], part.partner, part.row_of, scales[own], constants, target[here], top, count
+            )  # fmt: skip
+            with _MERGING:
+                np.maximum(amax[own], top, out=amax[own])
+                counts[own] += count
+
+        for_each_part(rows, partner, work)
         saturated, flushed, nan, inf = (_column(counts, i, lead) for i in range(4))
         return Cast(
             codes=codes,
@@ -83,14 +92,15 @@ class NumbaBackend:
             spec.fmt.check_code(int(codes.max()))
         rows, partner = _with_center(codes.shape, len(lead), center, _NOTHING_TO_ADD)
         out = np.empty(codes.shape, np.float32)
-        kernels.decode(
-            np.ascontiguousarray(codes).reshape(rows.shape),
-            decode_table(spec.fmt)[: spec.fmt.code_count],
-            np.ascontiguousarray(descale).reshape(-1),
-            partner,
-            rows.row_of,
-            out.reshape(rows.shape),
-        )
+        source, target = np.ascontiguousarray(codes).reshape(rows.shape), out.reshape(rows.shape)
+        table, scales = decode_table(spec.fmt)[: spec.fmt.code_count], np.ascontiguousarray(descale).reshape(-1)
+
+        def work(part: Part) -> None:
+            kernels.decode(
+                source[part.place], table, scales[part.replicas], part.partner, part.row_of, target[part.place]
+            )
+
+        for_each_part(rows, partner, work)
         return out
 
     def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
@@ -98,9 +108,19 @@ class NumbaBackend:
         x = np.asarray(as_float32(x, "x"), order="C")  # ascontiguousarray would add an axis to 0-d
         shape = x.shape[:lead]
         rows, partner = _with_center(x.shape, lead, center, _NOTHING_TO_SUBTRACT)
-        amax = np.empty(rows.shape[0], np.float32)
+        amax = np.zeros(rows.shape[0], np.float32)
         counts = np.zeros((rows.shape[0], 2), np.int64)
-        kernels.observe(x.reshape(rows.shape), partner, rows.row_of, amax, counts)
+        source = x.reshape(rows.shape)
+
+        def work(part: Part) -> None:
+            own = part.replicas
+            top, count = np.empty_like(amax[own]), np.zeros_like(counts[own])
+            kernels.observe(source[part.place], part.partner, part.row_of, top, count)
+            with _MERGING:
+                np.maximum(amax[own], top, out=amax[own])
+                counts[own] += count
+
+        for_each_part(rows, partner, work)
         return Observed(
             amax=amax.reshape(shape),
             nan_count=_column(counts, 0, shape),
@@ -122,16 +142,19 @@ class NumbaBackend:
         packed: bool = False,
         counting: bool = True,
         tensor_amax: np.float32 | None = None,
+        center: F32 | None = None,
     ) -> ScaledCodes:
         """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``."""
+        x = np.ascontiguousarray(as_matrix(x))
         return fast.quantize_matrix(
-            np.ascontiguousarray(as_matrix(x)),
+            x,
             recipe,
             policy=policy,
             stream=stream,
             packed=packed,
             counting=counting,
             tensor_amax=tensor_amax,
+            center=None if center is None else matrix_center(center, x),
         )
 
     def dequantize_blocks(self, scaled: ScaledCodes, recipe: ScaleRecipe) -> F32:

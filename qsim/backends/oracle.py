@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from qsim.arrays import F32, U8
-from qsim.backends.checks import as_codes, as_float32, as_matrix, lead_shape, mean_shape, streams_of
+from qsim.backends.checks import as_codes, as_float32, as_matrix, lead_shape, matrix_center, mean_shape, streams_of
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
 from qsim.backends.scaling import QUIET_NAN, check_broadcast, count, finite_amax, residual, scaled
 from qsim.codec.means import FRACTION_BITS, LOWEST_EXPONENT, Sums, check_count
@@ -92,9 +92,11 @@ class OracleBackend:
         packed: bool = False,
         counting: bool = True,
         tensor_amax: np.float32 | None = None,
+        center: F32 | None = None,
     ) -> ScaledCodes:
         """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``. Always counts."""
-        scaled = quantize_oracle(as_matrix(x), recipe, policy=policy, stream=stream, tensor_amax=tensor_amax)
+        r = residual(as_matrix(x), None if center is None else matrix_center(center, x))
+        scaled = quantize_oracle(r, recipe, policy=policy, stream=stream, tensor_amax=tensor_amax)
         return replace(scaled, codes=self.pack(scaled.codes)) if packed else scaled
 
     def dequantize_blocks(self, scaled: ScaledCodes, recipe: ScaleRecipe) -> F32:

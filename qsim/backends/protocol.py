@@ -103,12 +103,14 @@ class Backend(Protocol):
         packed: bool = False,
         counting: bool = True,
         tensor_amax: np.float32 | None = None,
+        center: F32 | None = None,
     ) -> ScaledCodes:
-        """Codes and scales of the matrix x float32 [M, K] by a scale recipe; see ``ScaleRecipe`` for the formulas.
+        """Codes and scales of the matrix RN(x - center) by a scale recipe; see ``ScaleRecipe`` for the formulas.
 
+        x float32 [M, K]; center float32 [1 or M, 1 or K], by default none: x itself.
         stream: the words of stochastic rounding; element i in C order takes word i. packed: two 4-bit codes a
         byte along K, even element low. Without ``counting`` the counts may be 0. tensor_amax: what a two-level
-        scale is relative to, by default the amax of x. FormatError: another dtype, what the policy refuses;
+        scale is relative to, by default the amax of the residual. FormatError: another dtype, what the policy refuses;
         UsageError: no matrix, a stream that is missing or not drawn from.
         """
         ...

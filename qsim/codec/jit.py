@@ -20,6 +20,7 @@ import numba
 from llvmlite import ir
 from numba.core import cgutils
 from numba.core.errors import NumbaError
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from qsim._paths import numba_cache_dir, package_dir
@@ -142,3 +143,13 @@ def prefetch(context: Any, array: Any, index: Any) -> Any:
         return target.get_dummy_value()
 
     return numba.types.void(array, numba.types.intp), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def read_only(context: Any, array: Any) -> Any:
+    """The same array under the type that ``read`` gives, so that scratch goes where an argument goes."""
+
+    def build(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return impl_ret_borrowed(target, builder, signature.return_type, arguments[0])
+
+    return read(array.dtype, array.ndim)(array), build

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from qsim.codec.jit import helper, kernel, read, write
-from qsim.codec.numba_kernels import INF, MAGNITUDE, ONE, ZERO
+from qsim.codec.numba_kernels import BLOCK, INF, MAGNITUDE, ZERO, ask_ahead
 
 if TYPE_CHECKING:
     from qsim.arrays import F32, F64, I32, I64, U32
@@ -23,6 +23,29 @@ _F4, _F8, _U4 = numba.float32, numba.float64, numba.uint32
 _I4, _I8 = numba.int32, numba.int64
 
 
+@helper
+def _top_of(source: Any) -> Any:
+    """The largest magnitude of a row, NaN and Inf included."""
+    best = ZERO
+    for start in range(0, source.size, BLOCK):
+        ask_ahead(source, start)
+        part = source[start : start + BLOCK]
+        for i in range(part.size):
+            best = np.uint32(max(np.int32(best), np.int32(np.uint32(part[i] & MAGNITUDE))))
+    return best
+
+
+@helper
+def _finite_part(source: Any) -> Any:
+    """(largest finite magnitude, number of finite elements) of a row with NaN or Inf."""
+    best, finite = ZERO, np.int64(0)
+    for i in range(source.size):
+        mag = np.uint32(source[i] & MAGNITUDE)
+        best = max(best, mag if mag < INF else ZERO)
+        finite += np.int64(1) if mag < INF else np.int64(0)
+    return best, finite
+
+
 @kernel(read(_U4, 2), read(_I8, 1), write(_U4, 2), write(_I8, 2))
 def sums_amax(x_bits: U32, slot_of: I64, top: U32, count: I64) -> None:
     """Largest finite magnitude (as bits) and number of finite elements of every slot.
@@ -30,22 +53,30 @@ def sums_amax(x_bits: U32, slot_of: I64, top: U32, count: I64) -> None:
     x_bits [rows, L]; row p adds to slot row slot_of[p] of top, count [slots, Ls], Ls 1 or L.
     """
     rows, length = x_bits.shape
+    finite_rows = np.zeros(count.shape[0], np.int64)
     for row in range(rows):
         source = x_bits[row]
         slot_top, slot_count = top[slot_of[row]], count[slot_of[row]]
+        best = _top_of(source)
         if slot_top.size == 1:
-            best, finite = slot_top[0], ZERO
+            finite = np.int64(length)
+            if best >= INF:
+                best, finite = _finite_part(source)
+            slot_top[0] = max(slot_top[0], best)
+            slot_count[0] += finite
+        elif best < INF:
+            finite_rows[slot_of[row]] += np.int64(1)
             for i in range(length):
                 mag = np.uint32(source[i] & MAGNITUDE)
-                best = max(best, mag if mag < INF else ZERO)
-                finite = np.uint32(finite + (ONE if mag < INF else ZERO))
-            slot_top[0] = best
-            slot_count[0] += np.int64(finite)
+                slot_top[i] = np.uint32(max(np.int32(slot_top[i]), np.int32(mag)))
         else:
             for i in range(length):
                 mag = np.uint32(source[i] & MAGNITUDE)
                 slot_top[i] = max(slot_top[i], mag if mag < INF else ZERO)
                 slot_count[i] += np.int64(1) if mag < INF else np.int64(0)
+    for slot in range(count.shape[0]):
+        for i in range(count.shape[1]):
+            count[slot, i] += finite_rows[slot]
 
 
 @kernel(read(_U4, 2), write(_I4, 2), write(_F8, 2))
@@ -76,14 +107,24 @@ def _units(x: Any, unit: Any) -> Any:
 def sums_total(x: F32, slot_of: I64, unit: F64, total: I64) -> None:
     """Add rint(x * unit) to the slots; shapes as in ``sums_amax``, unit [slots, Ls] = 2^(40 - exponent)."""
     rows, length = x.shape
-    for row in range(rows):
-        source = x[row]
-        slot_unit, slot_total = unit[slot_of[row]], total[slot_of[row]]
+    row = 0
+    while row < rows:
+        slot, source = slot_of[row], x[row]
+        slot_unit, slot_total = unit[slot], total[slot]
         if slot_total.size == 1:
             u, acc = slot_unit[0], np.int64(0)
             for i in range(length):
                 acc += _units(source[i], u)
             slot_total[0] += acc
+            row += 1
+        elif (row + 4 <= rows) and (slot_of[row + 1] == slot) & (slot_of[row + 2] == slot) & (slot_of[row + 3] == slot):
+            second, third, fourth = x[row + 1], x[row + 2], x[row + 3]  # the slots are read and written once for four
+            for i in range(length):
+                u = slot_unit[i]
+                first_two = _units(source[i], u) + _units(second[i], u)
+                slot_total[i] += first_two + (_units(third[i], u) + _units(fourth[i], u))
+            row += 4
         else:
             for i in range(length):
                 slot_total[i] += _units(source[i], slot_unit[i])
+            row += 1

@@ -16,7 +16,6 @@ from qsim.backends import get_backend
 from qsim.codec.inputs import as_array
 from qsim.codec.means import mean_of
 from qsim.codec.scaled import Block, BlockCounts, ScaledCodes, ScaleRecipe, TwoLevelScale, get_scale_recipe
-from qsim.codec.threads import in_chunks
 from qsim.errors import FormatError, UsageError
 from qsim.formats import CastPolicy, RoundMode, get_policy
 from qsim.quant.state import Layout, QuantizedTensor
@@ -86,19 +85,18 @@ def quantize(
     shape, lined, axis = _with_axis_last(array, axis)
     matrix = lined.reshape(-1, lined.shape[-1]) if lined.size else lined.reshape(_matrix_shape(lined.shape))
     c, spread = _center(matrix, lined.shape, center, recipe, device)
-    if spread is not None:
-        matrix = _residual(matrix, spread)
     if hadamard is not None:
         from qsim.codec.hadamard import rotate
 
         hadamard = frozen(np.array(hadamard))  # the caller's array may change
-        matrix = rotate(matrix, hadamard)
+        matrix, spread = rotate(_residual(matrix, spread), hadamard), None
     low_first = packed and str(getattr(order, "value", order)).lower() == "low_first"
     amax = None if tensor_amax is None else _one_float32(tensor_amax, "tensor_amax")
-    if amax == 0 and matrix.any():
+    if amax == 0 and _residual(matrix, spread).any():
         raise UsageError("tensor_amax 0 for a tensor that is not zero; pass the largest |x|, or leave it out")
     scaled = device.quantize_blocks(
         matrix, recipe, chosen, stream=stream, packed=low_first, counting=counts, tensor_amax=amax,
+        center=spread,
     )  # fmt: skip
     codes, layout = scaled.codes, Layout.ONE_PER_BYTE
     if packed:
@@ -261,17 +259,12 @@ def _center(
                                 lined=lined)  # fmt: skip
 
 
-def _residual(matrix: F32, spread: F32) -> F32:
-    """RN(x - c), a part of the rows on every thread."""
-    residual = np.empty(matrix.shape, np.float32)
-    per_row = spread.shape[0] == matrix.shape[0] > 1
-
-    def work(start: int, stop: int) -> None:
-        with np.errstate(all="ignore"):
-            np.subtract(matrix[start:stop], spread[start:stop] if per_row else spread, out=residual[start:stop])
-
-    in_chunks(work, matrix.shape[0], cost=matrix.shape[1])
-    return residual
+def _residual(matrix: F32, spread: F32 | None) -> F32:
+    """RN(x - c)."""
+    if spread is None:
+        return matrix
+    with np.errstate(all="ignore"):
+        return np.asarray(matrix - spread, np.float32)
 
 
 def _mean(matrix: F32, center: str, recipe: ScaleRecipe, backend: Backend) -> F32:

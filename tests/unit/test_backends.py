@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from qsim.arrays import FLT_MAX
-from qsim.backends import BACKENDS, Backend, CastSpec, get_backend
+from qsim.backends import BACKENDS, Backend, CastSpec, get_backend, parts
 from qsim.backends.numba_backend import NumbaBackend
 from qsim.backends.oracle import OracleBackend
 from qsim.codec import encode
+from qsim.codec.threads import threads
 from qsim.conformance.compare import assert_bits_equal, assert_codes_equal
 from qsim.errors import FormatError, UsageError
 from qsim.formats import E2M1FN, E4M3FN, E4M3FNUZ, E5M2, E8M0FNU, FORMATS, POLICIES, RoundMode
@@ -233,6 +234,39 @@ def test_the_bits_of_a_replica_do_not_depend_on_how_many_there_are(backend, cent
         one = backend.observe(x[r], own, lead=0, mean_axes=(0,))
         assert_bits_equal(one.amax, seen.amax[r])
         assert np.array_equal(one.sums.total, seen.sums.total[r])
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("shape", [(1, 1, 700), (1, 3, 300), (1, 9, 100), (2, 2, 600), (7, 4, 33)])
+@pytest.mark.parametrize("own", ["none", "one", "replica", "channel", "row", "element"])
+def test_threads_never_change_a_bit(monkeypatch, count, shape, own):
+    """A row cut at 256 elements, rows, replicas: whatever there is enough of."""
+    monkeypatch.setattr(parts, "GRAIN", 64)
+    monkeypatch.setattr("qsim.codec.threads.GRAIN", 64)
+    rng = np.random.default_rng(13)
+    x = rng.standard_normal(shape).astype(np.float32)
+    x[-1, -1, -5:] = [np.nan, np.inf, 1e-30, -0.0, 500]
+    r, p, length = shape
+    center_shape = {
+        "one": (1, 1, 1),
+        "replica": (r, 1, 1),
+        "channel": (1, 1, length),
+        "row": (r, p, 1),
+        "element": shape,
+    }
+    center = None if own == "none" else float32(rng.standard_normal(center_shape[own]))
+    scale, spec = float32(rng.random(r) * 100), spec_of(E4M3FN)
+    with threads(1):
+        cast, seen = NUMBA.quantize(x, scale, center, spec), NUMBA.observe(x, center, lead=1, mean_axes=(1, 2))
+        back = NUMBA.decode(cast.codes, scale, center, spec)
+    with threads(count):
+        assert_same(cast, NUMBA.quantize(x, scale, center, spec), E4M3FN)
+        assert_bits_equal(back, NUMBA.decode(cast.codes, scale, center, spec))
+        again = NUMBA.observe(x, center, lead=1, mean_axes=(1, 2))
+    assert_bits_equal(seen.amax, again.amax)
+    assert np.array_equal(seen.nan_count, again.nan_count)
+    assert np.array_equal(seen.inf_count, again.inf_count)
+    assert np.array_equal(seen.sums.total, again.sums.total)
 
 
 def test_the_layout_of_x_and_codes_never_changes_a_bit():

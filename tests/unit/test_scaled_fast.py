@@ -7,8 +7,20 @@ import numpy as np
 import pytest
 
 from qsim.codec.packing import unpack
-from qsim.codec.scaled import SCALE_RECIPES, Block, Float32Scale, ScaleRecipe, dequantize_oracle, quantize_oracle
-from qsim.codec.scaled.fast import _odd_quotient, amax_of, dequantize_matrix, quantize_matrix
+from qsim.codec.scaled import (
+    SCALE_RECIPES,
+    Block,
+    BlockError,
+    Float32Scale,
+    ScaleOrder,
+    ScaleRecipe,
+    TwoLevelScale,
+    dequantize_oracle,
+    quantize_oracle,
+)
+from qsim.codec.scaled.blocks import _odd_quotient
+from qsim.codec.scaled.fast import amax_of, dequantize_matrix, quantize_matrix
+from qsim.codec.tables import decode_table
 from qsim.codec.threads import threads
 from qsim.conformance.compare import assert_bits_equal
 from qsim.errors import FormatError
@@ -21,6 +33,9 @@ EVERY = pytest.mark.parametrize("recipe", SCALE_RECIPES.values(), ids=SCALE_RECI
 FEW = ("float8_e4m3fn", "float8_e5m2_col", "float8_e4m3fnuz_row", "float4_e2m1fn_128x128", "mxfp4_even", "mxfp8_rceil",
        "nvfp4_exact", "nvfp4_te", "nvfp4_torchao", "nvfp4_4over6", "nvfp4_exact_16x16")  # fmt: skip
 SOME = pytest.mark.parametrize("recipe", [SCALE_RECIPES[name] for name in FEW], ids=FEW)
+
+BLOCKS_OF_COLUMNS = {name: recipe for name, recipe in SCALE_RECIPES.items() if recipe.block.cols}
+BY_COLUMNS = pytest.mark.parametrize("recipe", BLOCKS_OF_COLUMNS.values(), ids=BLOCKS_OF_COLUMNS)
 
 
 def spread(shape, seed=1):
@@ -133,6 +148,77 @@ def test_threads_and_the_length_of_a_row_change_no_bit(recipe):
             with threads(count):
                 assert_same(alone, quantize_matrix(x, recipe, policy=OCP))
                 assert_bits_equal(back, dequantize_matrix(alone, recipe))
+
+
+@BY_COLUMNS
+@pytest.mark.parametrize("width", [4096, 6160])
+def test_a_row_is_as_its_blocks_are_alone(recipe, width):
+    """Rows of more than one part, a NaN, an Inf and a zero block in one of them: each column range is its own."""
+    x = spread((2, width), seed=6)
+    x[0, 2100], x[1, 4000], x[1, 512:640] = np.nan, -np.inf, 0
+    step = 128  # a multiple of every recipe's block
+    whole = quantize_matrix(x, recipe, policy=OCP, tensor_amax=amax_of(x))
+    counts = np.zeros(5, np.int64)
+    for at in range(0, width, step):
+        part = quantize_matrix(np.ascontiguousarray(x[:, at : at + step]), recipe, policy=OCP, tensor_amax=amax_of(x))
+        assert part.codes.tobytes() == whole.codes[:, at : at + step].tobytes()
+        counts += np.array(part.counts)
+    assert counts.tolist() == list(whole.counts)
+
+
+@EVERY
+def test_ties_go_to_the_even_code_and_half_a_unit_is_flushed(recipe):
+    """Every scale is 1 (the largest number leads every 16), so that the midpoints of the format are met exactly."""
+    values = np.unique(np.abs(decode_table(recipe.fmt)[: recipe.fmt.code_count]))
+    values = values[np.isfinite(values)].astype(np.float64)
+    ties = ((values[:-1] + values[1:]) / 2).astype(np.float32)
+    ties = np.concatenate([ties, -ties])
+    ties = np.resize(ties, -(-ties.size // 15) * 15).reshape(-1, 15)
+    x = np.concatenate([np.full((len(ties), 1), values[-1], np.float32), ties], axis=1).reshape(1, -1)
+    x = np.repeat(x, 3, axis=0)
+    x[1] *= -1
+    x[2, ::16] += (values[-1] - values[-2]) / 2  # the tie beyond the largest number: saturated where a scale clips
+    assert_same(quantize_oracle(x, recipe), quantize_matrix(x, recipe, policy=OCP))
+
+
+CENTERS = {"one": (1, 1), "channel": (1, 150), "token": (5, 1), "element": (5, 150)}
+
+
+@EVERY
+@pytest.mark.parametrize("shape", CENTERS.values(), ids=CENTERS)
+def test_a_centre_is_subtracted_first(recipe, shape):
+    x = np.concatenate([hostile()] * 3, axis=1)
+    x = np.concatenate([x, spread((2, 150))])
+    center = spread(shape, seed=8)
+    expected = quantize_matrix((x - center).astype(np.float32), recipe, policy=OCP, packed=recipe.fmt.bits == 4)
+    actual = quantize_matrix(x, recipe, policy=OCP, packed=recipe.fmt.bits == 4, center=center)
+    assert_same(expected, actual)
+
+
+@pytest.mark.parametrize("rounding", ["up", "odd"])
+def test_a_centre_is_subtracted_in_every_rounding(rounding):
+    x, center, policy = spread((5, 40)), spread((1, 40), seed=8), OCP.with_choices(rounding=rounding)
+    expected = quantize_matrix((x - center).astype(np.float32), SCALE_RECIPES["nvfp4_te"], policy=policy)
+    assert_same(expected, quantize_matrix(x, SCALE_RECIPES["nvfp4_te"], policy=policy, center=center))
+
+
+@SOME
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4099), (260, 1)])
+def test_threads_change_no_bit_of_a_centred_cast(recipe, shape):
+    x, center = spread((260, 4099), seed=4), spread(shape, seed=8)
+    with threads(1):
+        alone = quantize_matrix(x, recipe, policy=OCP, center=center)
+    with threads(3):
+        assert_same(alone, quantize_matrix(x, recipe, policy=OCP, center=center))
+
+
+@pytest.mark.parametrize("order", ScaleOrder)
+@pytest.mark.parametrize("block", [(1, 16), (3, 7), (16, 16), (0, 1), (1, 40)])
+def test_two_levels_on_blocks_of_any_shape_equal_the_oracle(order, block):
+    error = BlockError.SQUARED if order is ScaleOrder.FOUR_OVER_SIX else None
+    recipe = ScaleRecipe(name="mine", fmt=E2M1FN, block=Block(*block), scale=TwoLevelScale(order=order, error=error))
+    for x in (spread((7, 53)), hostile()):
+        assert_same(quantize_oracle(x, recipe), quantize_matrix(x, recipe, policy=OCP))
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 127, 129, 528])
