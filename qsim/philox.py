@@ -5,7 +5,6 @@ Source: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random num
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qsim.arrays import F32, I64, U32
+from qsim.checks import whole_number
 from qsim.errors import UsageError
 
 _M0 = np.uint64(0xD2511F53)
@@ -67,11 +67,7 @@ _FIELDS = (  # name, bits: the layout of DESIGN section 5
 
 
 def _whole(name: str, value: object) -> int:
-    """``value`` as a Python integer: a narrow NumPy integer would lose bits when it is shifted."""
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"{name} {value!r} of a random stream is no integer; pass an int") from None
+    return whole_number(f"{name} of a random stream:", value)
 
 
 def _key(seed: int) -> tuple[int, int]:

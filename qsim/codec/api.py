@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qsim.checks import yes_or_no
 from qsim.codec import numba_kernels as kernels
 from qsim.codec.counts import CastCounts
 from qsim.codec.general import COUNTS, check_stream, encode_flat, first_refused
@@ -17,6 +18,7 @@ from qsim.codec.tables import decode_table, encoder_table, has_fast_kernel
 from qsim.codec.threads import in_chunks
 from qsim.errors import FormatError
 from qsim.formats import (
+    ALIASES,
     FORMATS,
     CastPolicy,
     FloatFormat,
@@ -24,9 +26,7 @@ from qsim.formats import (
     NanPolicy,
     Overflow,
     RoundMode,
-    cast_codes,
     get_format,
-    get_overflow,
     get_policy,
 )
 
@@ -112,11 +112,9 @@ class _Cast:
         nan: str | NanPolicy | None,
         missing_nan: str | MissingNan | None,
     ) -> _Cast:
-        fmt, chosen = get_format(fmt), get_policy(policy)
-        if overflow is not None:
-            cast_codes(fmt, overflow=get_overflow(overflow), nan=chosen.nan)  # refuses what cannot be expressed
-        chosen = chosen.with_choices(rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan)
-        return cls(fmt=fmt, policy=chosen)
+        fmt, chosen = _format(fmt), get_policy(policy)
+        choices = chosen.for_format(fmt, rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan)
+        return cls(fmt=fmt, policy=choices)
 
     @property
     def refuses(self) -> bool:
@@ -131,7 +129,7 @@ def _encode(
     fmt, policy = cast.fmt, cast.policy
     array = as_array(x, "x")
     shape = array.shape
-    if packed:
+    if yes_or_no("packed", packed):
         _check_packed(fmt, array.ndim)
         shape = (*shape[:-1], packed_length(shape[-1]))
     if out is not None:
@@ -171,20 +169,19 @@ def decode(
     2 * bytes). ``out``: float32 of the result's shape, any strides; it is filled and returned.
     FormatError: a code outside the format, another dtype, a ``length`` that does not fit, a wrong ``out``.
     """
-    fmt = get_format(fmt)
+    fmt = _format(fmt)
     array = np.asarray(codes)
     if array.dtype.name == fmt.name:
         array = array.view(np.uint8)
     if not (array.dtype.kind in "iu" or (array.size == 0 and array.dtype == np.float64)):
         raise FormatError(f"codes of dtype {array.dtype}: pass integers, best uint8, or {fmt.name} itself")
-    if packed:
+    if yes_or_no("packed", packed):
         _check_packed(fmt, array.ndim)
         array = unpack(array, 2 * array.shape[-1] if length is None else length)
     elif length is not None:
         raise FormatError(f"length {length} has a meaning only with packed=True")
     if array.size and (fmt.bits < 8 or array.dtype != np.uint8):
-        fmt.check_code(int(array.min()))
-        fmt.check_code(int(array.max()))
+        _check_codes(array, fmt)
     if out is not None:
         _check_out(out, array.shape, np.dtype(np.float32))
     direct = out is not None and out.flags.c_contiguous and not np.may_share_memory(array, out)
@@ -195,12 +192,32 @@ def decode(
     return _deliver(values, out)
 
 
+def _format(name: str | FloatFormat) -> FloatFormat:
+    """``get_format``, which knows no scale recipe and would suggest the format that is spelled nearest."""
+    if isinstance(name, str) and name.lower() not in (*FORMATS, *ALIASES):
+        from qsim.codec.scaled.recipes import SCALE_RECIPES
+
+        begun = [recipe for recipe in SCALE_RECIPES if name and recipe.startswith(name.lower())]
+        if begun and not any(fmt.startswith(name.lower()) for fmt in FORMATS):
+            raise FormatError(f"{name!r} names scale recipes, not a format: qsim.quantize(x, {begun[0]!r})")
+    return get_format(name)
+
+
 def _deliver(result: AnyArray, out: AnyArray | None) -> AnyArray:
     if out is None:
         return result
     if out is not result:
         out[...] = result
     return out
+
+
+def _check_codes(array: AnyArray, fmt: FloatFormat) -> None:
+    try:
+        fmt.check_code(int(array.min()))
+        fmt.check_code(int(array.max()))
+    except FormatError as error:
+        hint = "; two codes in a byte need packed=True" if array.dtype == np.uint8 and fmt.codes_per_byte == 2 else ""
+        raise FormatError(f"{error}{hint}") from None
 
 
 def _check_packed(fmt: FloatFormat, ndim: int) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qsim.checks import whole_number
 from qsim.codec import packing_kernels as kernels
 from qsim.errors import FormatError
 from qsim.formats.names import member
@@ -72,7 +73,7 @@ def unpack(packed: U8, length: int, *, order: str | NibbleOrder = NibbleOrder.LO
     The padding nibbles are not read. ``out`` as in ``pack``. FormatError where ``length`` does not fit the
     last axis, for another dtype, an unknown order or a wrong ``out``.
     """
-    order = nibble_order(order)
+    order, length = nibble_order(order), whole_number("length", length)
     packed = _checked(packed, "packed codes")
     width = packed.shape[-1]
     if length < 0 or packed_length(length, order) != width:

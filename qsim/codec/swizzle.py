@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qsim.checks import whole_number
 from qsim.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def unswizzle_scales(swizzled: U8, rows: int, columns: int) -> U8:
     (take ``.reshape(-1)``) or a size that does not fit rows and columns.
     """
     swizzled = _checked(swizzled, "swizzled scales", 1)
+    rows, columns = whole_number("rows", rows), whole_number("columns", columns)
     if rows < 0 or columns < 0 or swizzled.size != swizzled_size(rows, columns):
         raise UsageError(
             f"{swizzled.size} bytes of swizzled scales do not hold {rows} rows of {columns} scales: "

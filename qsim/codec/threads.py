@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from qsim.checks import whole_number
 from qsim.errors import UsageError
 
 GRAIN = 1 << 18
@@ -37,9 +38,7 @@ def thread_count() -> int:
 def set_threads(count: int | None) -> None:
     """Use ``count`` threads from now on; None goes back to QSIM_THREADS or every usable core."""
     global _chosen
-    if count is not None and count < 1:
-        raise UsageError(f"{count} threads; at least 1 is needed")
-    _chosen = count
+    _chosen = None if count is None else whole_number("number of threads", count, least=1)
 
 
 @contextmanager

@@ -15,12 +15,14 @@ Choice = TypeVar("Choice", bound=enum.Enum)
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 
-def unknown(what: str, name: object, candidates: Iterable[str], known: Iterable[str]) -> str:
-    """Message for a name that nothing has: the closest candidate, then the known names."""
+def unknown(
+    what: str, name: object, candidates: Iterable[str], known: Iterable[str], aliases: Mapping[str, str] = NO_ALIASES
+) -> str:
+    """Message for a name that nothing has: the closest candidate (of an alias what it stands for), the known names."""
     key, names = str(name).lower(), list(candidates)
     begun = [candidate for candidate in names if key and candidate.startswith(key)]
     close = begun or difflib.get_close_matches(key, names, n=1, cutoff=0.7)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = f"did you mean {aliases.get(close[0], close[0])!r}? " if close else ""
     return f"unknown {what} {str(name)!r}: {hint}known: {', '.join(known)}"
 
 
@@ -33,4 +35,4 @@ def member(kind: type[Choice], name: str | Choice, *, what: str, aliases: Mappin
     key = aliases.get(key, key)
     if key in known:
         return known[key]
-    raise FormatError(unknown(what, name, (*known, *aliases), known))
+    raise FormatError(unknown(what, name, (*known, *aliases), known, aliases))

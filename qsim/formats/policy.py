@@ -11,6 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from qsim.checks import whole_number
 from qsim.errors import FormatError
 from qsim.formats.model import FloatFormat, NanEncoding
 from qsim.formats.names import member, unknown
@@ -143,7 +144,7 @@ class CastPolicy:
 
     def __post_init__(self) -> None:
         """Refuse what no cast can do."""
-        if not 1 <= self.random_bits <= MAX_RANDOM_BITS:
+        if not 1 <= whole_number("random_bits", self.random_bits) <= MAX_RANDOM_BITS:
             raise FormatError(
                 f"policy {self.name}: random_bits {self.random_bits} is outside 1..{MAX_RANDOM_BITS}, "
                 "the bits of one random word"
@@ -200,6 +201,20 @@ class CastPolicy:
             overflow_fnuz=overflow,
             overflow_finite=Overflow.SATURATE if overflow is Overflow.IEEE else overflow,
         )
+
+    def for_format(
+        self,
+        fmt: FloatFormat,
+        *,
+        rounding: str | RoundMode | None = None,
+        overflow: str | Overflow | None = None,
+        nan: str | NanPolicy | None = None,
+        missing_nan: str | MissingNan | None = None,
+    ) -> CastPolicy:
+        """``with_choices``, for one format: FormatError for a choice that it cannot express."""
+        if overflow is not None:
+            cast_codes(fmt, overflow=get_overflow(overflow), nan=self.nan)
+        return self.with_choices(rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan)
 
     def codes(self, fmt: FloatFormat) -> CastCodes:
         """This policy resolved for ``fmt``; all but the rounding."""
@@ -276,6 +291,6 @@ def get_policy(name: str | CastPolicy) -> CastPolicy:
     """The preset of this name; a CastPolicy is returned as it is. Else FormatError."""
     if isinstance(name, CastPolicy):
         return name
-    if name in POLICIES:
+    if isinstance(name, str) and name in POLICIES:
         return POLICIES[name]
     raise FormatError(unknown("policy", name, POLICIES, POLICIES))

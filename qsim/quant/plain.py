@@ -13,11 +13,12 @@ import numpy as np
 
 from qsim.arrays import F32, U8, AnyArray, frozen
 from qsim.backends import get_backend
+from qsim.checks import yes_or_no
 from qsim.codec.inputs import as_array
 from qsim.codec.means import mean_of
 from qsim.codec.scaled import Block, BlockCounts, ScaledCodes, ScaleRecipe, TwoLevelScale, get_scale_recipe
 from qsim.errors import FormatError, UsageError
-from qsim.formats import CastPolicy, RoundMode, get_policy
+from qsim.formats import CastPolicy, MissingNan, NanPolicy, Overflow, RoundMode, get_policy
 from qsim.quant.state import Layout, QuantizedTensor
 
 if TYPE_CHECKING:
@@ -50,9 +51,12 @@ def quantize(
     hadamard: F32 | None = None,
     policy: str | CastPolicy = "ocp",
     rounding: str | RoundMode | None = None,
+    overflow: str | Overflow | None = None,
+    nan: str | NanPolicy | None = None,
+    missing_nan: str | MissingNan | None = None,
     stream: RandomStream | None = None,
     packed: bool = False,
-    order: str | NibbleOrder = "low_first",
+    order: str | NibbleOrder | None = None,
     tensor_amax: float | None = None,
     counts: bool = False,
     backend: str | Backend = "auto",
@@ -67,18 +71,25 @@ def quantize(
     float32 numbers of your own that broadcast to x with its axis last: last step's, or a running mean. Zeros of it
     are taken as +0. r = RN(x - c) is what is scaled and encoded.
     hadamard: signs from ``hadamard_signs``: r is rotated in blocks of 16 or 32 along the axis.
-    policy, rounding, stream: as for ``encode`` (element i of x with its axis last, in C order, takes word i).
-    packed, order: two 4-bit codes a byte along the axis, as ``pack`` does.
+    policy, rounding, overflow, nan, missing_nan, stream: as for ``encode`` (element i of x with its axis last, in C
+    order, takes word i); they are of the elements, never of the scales.
+    packed, order: two 4-bit codes a byte along the axis, as ``qsim.pack`` does (by default the even element low).
     tensor_amax: what a two-level recipe takes for the largest magnitude; by default that of r.
     counts: also count saturated, flushed, NaN and Inf elements and zero-scale blocks. backend: by name or itself.
     FormatError: unknown recipe or policy, a dtype that is no number, what the policy refuses, ``packed`` for another
     width; UsageError: axis, centre, signs or stream that do not fit.
     """
-    recipe, chosen = get_scale_recipe(recipe), get_policy(policy)
-    chosen = chosen if rounding is None else chosen.with_choices(rounding=rounding)
-    device = _device(backend)
+    recipe = get_scale_recipe(recipe)
+    chosen = get_policy(policy).for_format(
+        recipe.fmt, rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan
+    )
+    device, packed = _device(backend), yes_or_no("packed", packed)
+    if order is not None and not packed:
+        raise UsageError(f"order {str(order)!r} has a meaning only with packed=True")
+    order = "low_first" if order is None else order
     if packed and recipe.fmt.codes_per_byte != 2:
         raise FormatError(f"packed=True needs 4-bit codes; {recipe.name} has {recipe.fmt.bits} bits a code")
+    counts = yes_or_no("counts", counts)
     array = _float32(as_array(x, "x"))
     if tensor_amax is not None and not isinstance(recipe.scale, TwoLevelScale):
         raise UsageError(f"tensor_amax {tensor_amax} has a meaning only for a two-level recipe, not for {recipe.name}")

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from qsim.codec.scaled import SCALE_RECIPES, Float32Scale, PowerOfTwoScale, ScaleRecipe, TwoLevelScale
-from qsim.formats import ALIASES, FORMATS, POLICIES, RoundMode
+from qsim.codec.scaled import (
+    SCALE_RECIPE_ALIASES,
+    SCALE_RECIPES,
+    Float32Scale,
+    PowerOfTwoScale,
+    ScaleRecipe,
+    TwoLevelScale,
+)
+from qsim.formats import ALIASES, FORMATS, POLICIES, MissingNan, NanPolicy, Overflow, RoundMode
 from qsim.quant import RECIPES
 from qsim.quant.plain import CENTERS, NIBBLE_ORDERS
 from qsim.sim import CONTRASTS, DEFECTS, FIXES, PRESETS, RULES, Defect
@@ -38,8 +45,17 @@ def formats_data() -> dict[str, object]:
         ],
         "policies": list(POLICIES),
         "roundings": [mode.value for mode in RoundMode],
+        "overflows": [mode.value for mode in Overflow],
+        "nan_policies": [mode.value for mode in NanPolicy],
+        "missing_nan": [mode.value for mode in MissingNan],
         "scale_recipes": [
-            {"name": r.name, "format": r.fmt.name, "block": list(r.block), "scale": _scale_name(r)}
+            {
+                "name": r.name,
+                "aliases": [alias for alias, name in SCALE_RECIPE_ALIASES.items() if name == r.name],
+                "format": r.fmt.name,
+                "block": list(r.block),
+                "scale": _scale_name(r),
+            }
             for r in SCALE_RECIPES.values()
         ],
         "nibble_orders": NIBBLE_ORDERS,
@@ -130,6 +146,9 @@ def formats_tables() -> list[Table]:
         ["nibble orders", ", ".join(NIBBLE_ORDERS)],
         ["cast policies", ", ".join(POLICIES)],
         ["roundings", ", ".join(mode.value for mode in RoundMode)],
+        ["overflow rules", ", ".join(mode.value for mode in Overflow)],
+        ["NaN rules", ", ".join(mode.value for mode in NanPolicy)],
+        ["rules for a missing NaN", ", ".join(mode.value for mode in MissingNan)],
         ["presets", ", ".join(PRESETS)],
     ]
     return [

@@ -10,9 +10,10 @@ import pytest
 import qsim
 from qsim.codec import DEFAULT_POLICY, decode, encode, encode_scalar, encode_with_counts
 from qsim.codec.api import narrow_to_odd
+from qsim.codec.threads import set_threads
 from qsim.conformance.compare import assert_bits_equal, assert_codes_equal
-from qsim.errors import FormatError
-from qsim.formats import E2M1FN, E4M3FN, E5M2, E8M0FNU, NanPolicy, Overflow, RoundMode
+from qsim.errors import FormatError, QsimError
+from qsim.formats import E2M1FN, E4M3FN, E5M2, E8M0FNU, POLICIES, NanPolicy, Overflow, RoundMode
 
 
 def by_oracle(x, fmt):
@@ -305,3 +306,39 @@ def test_counts_by_hand():
     scales, counts = encode_with_counts([3e38, 0, -1, -np.inf, 1e-40], E8M0FNU, rounding="up")
     assert scales.tolist() == [0xFE, 0x00, 0xFF, 0xFF, 0x00]
     assert (int(counts.saturated), int(counts.flushed), int(counts.nan), int(counts.inf)) == (1, 0, 0, 1)
+
+
+X, CODES = np.linspace(-4, 4, 32, dtype=np.float32), np.zeros(16, np.uint8)
+
+MISTAKES = {
+    "length as text": (lambda: qsim.decode(CODES, "e2m1", packed=True, length="5"), "length '5' is no integer"),
+    "unpack as text": (lambda: qsim.unpack(CODES, "7"), "length '7' is no integer"),
+    "rows as text": (lambda: qsim.unswizzle_scales(CODES, "128", 4), "rows '128' is no integer"),
+    "seed as text": (lambda: qsim.hadamard_signs("a"), "seed of a random stream: 'a' is no integer"),
+    "bits as text": (lambda: POLICIES["ocp"].with_choices(random_bits="a"), "random_bits 'a' is no integer"),
+    "half a bit": (lambda: POLICIES["ocp"].with_choices(random_bits=1.5), "random_bits 1.5 is no integer"),
+    "policies": (lambda: qsim.encode(X, "e4m3", policy=[1]), r"unknown policy '\[1\]'"),
+    "threads as text": (lambda: set_threads("a"), "number of threads 'a' is no integer"),
+    "no threads": (lambda: set_threads(0), "number of threads 0 is too small"),
+    "order alone": (lambda: qsim.quantize(X, "e2m1", order="high_first"), "only with packed=True"),
+    "packed no": (lambda: qsim.encode(X, "e2m1", packed="no"), "packed 'no' is neither True nor False"),
+    "quantize packed no": (lambda: qsim.quantize(X, "e2m1", packed="no"), "packed 'no' is neither"),
+    "a recipe": (lambda: qsim.encode(X, "mxfp4"), r"scale recipes, not a format: qsim.quantize\(x, 'mxfp4_floor'\)"),
+    "two codes a byte": (lambda: qsim.decode(CODES + 255, "e2m1"), "need packed=True"),
+    "an alias": (lambda: qsim.encode(X, "e4m3", nan="keep"), "did you mean 'signed'"),
+    "overflow": (lambda: qsim.quantize(X, "e2m1", overflow="ieee"), "it has neither Inf nor NaN"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_names_the_value_and_the_next_step(call, message):
+    with pytest.raises(QsimError, match=message):
+        call()
+
+
+def test_the_elements_of_a_recipe_take_every_choice_of_encode():
+    x = np.array([np.nan, 1, 2, 3], np.float32)
+    assert 0x7F == qsim.quantize(-x, "mxfp8_floor", nan="positive").codes[0]
+    assert 0xFF == qsim.quantize(-x, "mxfp8_floor").codes[0]
+    with pytest.raises(FormatError, match="is NaN and the policy refuses it"):
+        qsim.quantize(x, "mxfp8_floor", nan="raise")

@@ -76,7 +76,7 @@ def test_the_environment_names_the_number(monkeypatch):
     monkeypatch.setenv("QSIM_THREADS", "many")
     with pytest.raises(UsageError, match="QSIM_THREADS is 'many'"):
         thread_count()
-    with pytest.raises(UsageError, match="0 threads"):
+    with pytest.raises(UsageError, match="number of threads 0"):
         set_threads(0)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from qsim.codec.scaled.oracle import dequantize_oracle, quantize_oracle
 from qsim.codec.scaled.recipes import (
+    SCALE_RECIPE_ALIASES,
     SCALE_RECIPES,
     Block,
     BlockError,
@@ -24,6 +25,7 @@ from qsim.codec.scaled.result import BlockCounts, ScaledCodes
 
 __all__ = [
     "SCALE_RECIPES",
+    "SCALE_RECIPE_ALIASES",
     "Block",
     "BlockCounts",
     "BlockError",
