@@ -129,11 +129,36 @@ def subtract_center(x: Any, center: Any, row: Any, r: Any) -> None:
 
 
 @helper
+def _residual_top(x: Any, own: Any, first: Any, last: Any) -> Any:
+    """The largest magnitude of RN(x - own) in first:last, own one number or one a column; no scratch is written."""
+    top = ZERO
+    for start in range(first, last, BLOCK):
+        ask_ahead(x, start)
+        part = x[start : min(start + BLOCK, last)]
+        if own.size == 1:
+            c = own[0]
+            for i in range(part.size):
+                top = larger(top, magnitude(np.float32(part[i] - c)))
+        else:
+            here = own[start : min(start + BLOCK, last)]
+            for i in range(part.size):
+                top = larger(top, magnitude(np.float32(part[i] - here[i])))
+    return top
+
+
+@helper
 def raise_band(x: Any, center: Any, row: Any, r: Any, bk: Any, row_top: Any, row_bad: Any, top: Any, bad: Any) -> Any:
     """``measure_band`` of RN(x - c), x the rows from ``row`` on: row by row, over scratch r [1, K]; top, bad raised."""
     for i in range(x.shape[0]):
-        subtract_center(x[i], center, row + i, r)
-        measure_band(read_only(r), x[i : i + 1], r.shape[1], bk, row_top, row_bad)
+        own, plain = center[min(row + i, center.shape[0] - 1)], bk > BLOCK
+        if plain:  # long blocks: no scratch, unless there is a number that is not finite
+            for b in range(top.size):
+                row_top[b] = _residual_top(x[i], own, b * bk, min((b + 1) * bk, x.shape[1]))
+                row_bad[b] = ZERO
+                plain = plain & (row_top[b] < INF)
+        if not plain:
+            subtract_center(x[i], center, row + i, r)
+            measure_band(read_only(r), x[i : i + 1], r.shape[1], bk, row_top, row_bad)
         for b in range(top.size):
             top[b] = larger(top[b], row_top[b])
             bad[b] = larger(bad[b], row_bad[b])
