@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from qsim.gemm.block_dot import block_dot
 from qsim.gemm.centred import (
     WeightGradientTerms,
     centred_input_gradient,
@@ -12,15 +13,20 @@ from qsim.gemm.centred import (
     weight_gradient_terms,
 )
 from qsim.gemm.exact import MatmulReport, matmul, matmul_oracle, matmul_with_report
+from qsim.gemm.models import MODELS, TensorCoreModel, get_model
 
 __all__ = [
+    "MODELS",
     "MatmulReport",
+    "TensorCoreModel",
     "WeightGradientTerms",
+    "block_dot",
     "centred_input_gradient",
     "centred_matmul",
     "centred_matmul_oracle",
     "centred_weight_gradient",
     "centred_weight_gradient_oracle",
+    "get_model",
     "matmul",
     "matmul_oracle",
     "matmul_with_report",
