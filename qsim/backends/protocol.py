@@ -110,8 +110,9 @@ class Backend(Protocol):
         x float32 [M, K]; center float32 [1 or M, 1 or K], by default none: x itself.
         stream: the words of stochastic rounding; element i in C order takes word i. packed: two 4-bit codes a
         byte along K, even element low. Without ``counting`` the counts may be 0. tensor_amax: what a two-level
-        scale is relative to, by default the amax of the residual. FormatError: another dtype, what the policy refuses;
-        UsageError: no matrix, a stream that is missing or not drawn from.
+        scale is relative to, by default the amax of the residual. FormatError: another dtype; RefusedError, which is
+        one: what the policy refuses (``qsim.codec.scaled.refusals``). UsageError: no matrix, a stream that is missing
+        or not drawn from.
         """
         ...
 

@@ -11,7 +11,7 @@ from qsim.checks import yes_or_no
 from qsim.codec import numba_kernels as kernels
 from qsim.codec.counts import CastCounts
 from qsim.codec.general import COUNTS, check_stream, encode_flat, first_refused
-from qsim.codec.inputs import as_array
+from qsim.codec.inputs import as_array, no_quantized_tensor
 from qsim.codec.oracle import place, refusal
 from qsim.codec.packing import pack, packed_length, unpack
 from qsim.codec.tables import decode_table, encoder_table, has_fast_kernel
@@ -87,7 +87,16 @@ def encode_with_counts(
     out: U8 | None = None,
     packed: bool = False,
 ) -> tuple[U8, CastCounts]:
-    """``encode``, and from the same pass how many elements were saturated or flushed, were NaN or Inf."""
+    """(codes, counts): the codes of ``encode``, and what the cast did, counted in the same pass.
+
+    Arguments as for ``encode``. codes: uint8, as there (``out`` itself where it was given). counts: CastCounts of four
+    int64 arrays of shape (), whatever the shape of ``x``:
+    saturated: finite elements that round beyond ``fmt.max``, as if the exponent were unbounded, whatever mode and
+        policy made of them: the largest value, Inf or NaN.
+    flushed: elements that are not zero and round to zero; a format without zero (E8M0) flushes nothing.
+    nan, inf: elements of x that are NaN, infinite; an Inf is not counted as saturated.
+    FormatError, UsageError: as ``encode``; what the policy refuses is raised, not counted.
+    """
     cast = _Cast.of(fmt, policy, rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan)
     codes, counts = _encode(x, cast, stream, out=out, packed=packed, counted=True)
     saturated, flushed, nans, infs = (np.asarray(n) for n in counts[:4])
@@ -168,7 +177,9 @@ def decode(
     uint8 with two codes a byte; ``length`` is then the number of codes along the last axis (default: all,
     2 * bytes). ``out``: float32 of the result's shape, any strides; it is filled and returned.
     FormatError: a code outside the format, another dtype, a ``length`` that does not fit, a wrong ``out``.
+    UsageError: a QuantizedTensor, which ``qsim.dequantize`` decodes.
     """
+    no_quantized_tensor(codes, "qsim.dequantize decodes it, with its scales")
     fmt = _format(fmt)
     array = np.asarray(codes)
     if array.dtype.name == fmt.name:
@@ -195,11 +206,16 @@ def decode(
 def _format(name: str | FloatFormat) -> FloatFormat:
     """``get_format``, which knows no scale recipe and would suggest the format that is spelled nearest."""
     if isinstance(name, str) and name.lower() not in (*FORMATS, *ALIASES):
-        from qsim.codec.scaled.recipes import SCALE_RECIPES
+        from qsim.codec.scaled.recipes import SCALE_RECIPE_ALIASES, SCALE_RECIPES
 
-        begun = [recipe for recipe in SCALE_RECIPES if name and recipe.startswith(name.lower())]
-        if begun and not any(fmt.startswith(name.lower()) for fmt in FORMATS):
-            raise FormatError(f"{name!r} names scale recipes, not a format: qsim.quantize(x, {begun[0]!r})")
+        key, recipes = name.lower(), (*SCALE_RECIPES, *SCALE_RECIPE_ALIASES)
+        begun = [key] if key in recipes else [recipe for recipe in recipes if key and recipe.startswith(key)]
+        if begun and not any(fmt.startswith(key) for fmt in (*FORMATS, *ALIASES)):
+            what, others = "a scale recipe", ""
+            if len(begun) > 1:
+                what = f"{len(begun)} scale recipes"
+                others = " or another of them; `python -m qsim formats` lists them"
+            raise FormatError(f"{name!r} names {what}, not a format: qsim.quantize(x, {begun[0]!r}){others}")
     return get_format(name)
 
 

@@ -22,3 +22,9 @@ def as_array(value: npt.ArrayLike, what: str) -> AnyArray:
         return np.asarray(value)
     except ValueError as error:
         raise FormatError(f"{what} is no array: {error}; pass numbers of one shape") from None
+
+
+def no_quantized_tensor(value: object, instead: str) -> None:
+    """UsageError where ``value`` is what ``qsim.quantize`` returned; ``instead``: what to pass or call."""
+    if type(value).__name__ == "QuantizedTensor":  # of a floor above: it cannot be imported here
+        raise UsageError(f"a QuantizedTensor is no array: {instead}")

@@ -179,8 +179,11 @@ def place(name: str, element: int, shape: tuple[int, ...]) -> str:
     return f"{name}[{', '.join(reversed(indices))}]" if indices else name
 
 
-def refusal(x: SupportsFloat | Fraction, fmt: FloatFormat, *, where: str = "x") -> str:
-    """Message of a value that a policy refuses; ``where`` names its place, as in ``x[2, 3]``."""
+def refusal(x: SupportsFloat | Fraction, fmt: FloatFormat, *, where: str = "x", scaled: bool = False) -> str:
+    """Message of a value that a policy refuses; ``where`` names its place, as in ``x[2, 3]``.
+
+    scaled: a scale of its own recipe stands between ``x`` and what rounds beyond the largest value.
+    """
     negative, magnitude = _sign_and_magnitude(x)
     if magnitude is None:
         return (
@@ -189,10 +192,14 @@ def refusal(x: SupportsFloat | Fraction, fmt: FloatFormat, *, where: str = "x") 
         )
     if negative and not fmt.signed:
         return (
-            f"{where} is {x}: {fmt.name} has no sign, so it would become NaN, which the policy refuses; "
+            f"{where} is {x!s}: {fmt.name} has no sign, so it would become NaN, which the policy refuses; "
             "encode magnitudes, or choose another NaN rule"
         )
+    finite = isinstance(magnitude, Fraction)
+    does = "scaled, it rounds" if finite and scaled else "it rounds"
+    mend = "clean the input" if not finite else "take a recipe that leaves room" if scaled else "scale the input"
+    rules = "'saturate' or 'ieee'" if fmt.has_inf or fmt.has_nan else "'saturate'"
     return (
-        f"{where} is {x}: it rounds beyond {fmt.max:g}, the largest {fmt.name}, and the policy refuses overflow; "
-        "scale the input, or choose overflow 'saturate' or 'ieee'"
+        f"{where} is {x!s}: {does} beyond {fmt.max:g}, the largest {fmt.name}, and the policy refuses overflow; "
+        f"{mend}, or choose overflow {rules}"
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.checks import whole_number
+from qsim.codec.inputs import no_quantized_tensor
 from qsim.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ def swizzled_offset(row: int, column: int, columns: int) -> int:
 def swizzle_scales(scales: U8) -> U8:
     """uint8 [R, C], any strides -> uint8 [swizzled_size(R, C)]: scale (r, c) at ``swizzled_offset(r, c, C)``.
 
-    One row of scales belongs to one row of the operand, one column to one block along K. What fills up the
-    last tiles is 0. FormatError for another dtype (take ``.view(np.uint8)`` of a one-byte float), UsageError
-    for another number of axes.
+    One row of scales belongs to one row of the operand, one column to one block along K: what ``q.scales`` is, but
+    for more axes (take ``.reshape(-1, columns)``) and for blocks of 16 rows (repeat each row of scales 16 times).
+    What fills up the last tiles is 0. FormatError for another dtype (take ``.view(np.uint8)`` of a one-byte float),
+    UsageError for another number of axes.
     """
+    no_quantized_tensor(scales, "swizzle its scales, q.scales")
     scales = _checked(scales, "scales", 2)
     rows, columns = scales.shape
     tile_rows, tile_columns = -(-rows // TILE_ROWS), -(-columns // TILE_COLUMNS)
@@ -82,5 +85,9 @@ def _checked(array: AnyArray, what: str, ndim: int) -> U8:
     if array.dtype != np.uint8:
         raise FormatError(f"{what} are {array.dtype}; the layout is one of bytes: pass uint8 codes")
     if array.ndim != ndim:
-        raise UsageError(f"{what} have shape {array.shape}; pass an array of {ndim} {'axis' if ndim == 1 else 'axes'}")
+        flat = f".reshape(-1, {array.shape[-1]})" if ndim == 2 and array.ndim else ".reshape(-1)"
+        hint = f": take {flat}" if array.ndim > ndim else ""
+        raise UsageError(
+            f"{what} have shape {array.shape}; pass an array of {ndim} {'axis' if ndim == 1 else 'axes'}{hint}"
+        )
     return array

@@ -77,6 +77,7 @@ _ROUND_ALIASES: Mapping[str, str] = MappingProxyType(
         "rne": "nearest_even",
         "rna": "nearest_away",
         "rz": "toward_zero",
+        "rtz": "toward_zero",
         "ru": "up",
         "toward_positive": "up",
         "rd": "down",
@@ -232,7 +233,7 @@ def cast_codes(
         if not (fmt.has_inf or fmt.has_nan):
             raise FormatError(
                 f"overflow {overflow.value!r} does not exist for {fmt.name}: it has neither Inf nor NaN and "
-                "always saturates; ask for Overflow.SATURATE or leave overflow out"
+                "always saturates; ask for overflow='saturate', or leave overflow out"
             )
         code = fmt.exponent_mask if fmt.has_inf else positive
     return CastCodes(

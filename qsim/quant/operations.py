@@ -16,8 +16,9 @@ from qsim.arrays import F32, AnyArray, frozen
 from qsim.backends.protocol import Backend, CastCounts, CastSpec, Sums
 from qsim.backends.scaling import QUIET_NAN, count, residual
 from qsim.codec.scaled.recipes import TENSOR, ScaleRecipe
+from qsim.codec.scaled.refusals import RefusedError
 from qsim.codec.scaled.result import BlockCounts, ScaledCodes
-from qsim.errors import ProtocolViolation, UsageError
+from qsim.errors import FormatError, ProtocolViolation, UsageError
 from qsim.formats import POLICIES, CastPolicy
 from qsim.quant.identity import OpId, StateKey
 from qsim.quant.recipes import Recipe, Timing
@@ -277,10 +278,13 @@ def _cast_blocks(
     if not rest:
         raise UsageError(f"elements {elements.name} of {snapshot.op}: tensor {list(x.shape)} has no columns to block")
     r = np.where(np.isnan(x), x, residual(x, center))  # a NaN keeps its sign, whatever a processor makes of NaN - c
-    parts = [
-        backend.quantize_blocks(np.ascontiguousarray(one), elements, policy)
-        for one in r.reshape(math.prod(lead), math.prod(rest[:-1]), rest[-1])
-    ]
+    parts = []
+    for i, one in enumerate(r.reshape(math.prod(lead), math.prod(rest[:-1]), rest[-1])):
+        try:
+            parts.append(backend.quantize_blocks(np.ascontiguousarray(one), elements, policy))
+        except RefusedError as error:
+            numbers = i * one.size + np.arange(one.size).reshape(one.shape)
+            raise FormatError(error.refused.named(x, numbers, steps=" less its centre")) from None
     grid = parts[0].scales.shape
     if elements.block == TENSOR and grid == (1, 1):
         grid = ()

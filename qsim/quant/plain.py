@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +18,15 @@ from qsim.checks import yes_or_no
 from qsim.codec.inputs import as_array
 from qsim.codec.means import mean_of
 from qsim.codec.scaled import Block, BlockCounts, ScaledCodes, ScaleRecipe, TwoLevelScale, get_scale_recipe
+from qsim.codec.scaled.refusals import RefusedError, check
 from qsim.errors import FormatError, UsageError
 from qsim.formats import CastPolicy, MissingNan, NanPolicy, Overflow, RoundMode, get_policy
+from qsim.quant import RECIPES
 from qsim.quant.state import Layout, QuantizedTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from qsim.backends import Backend
@@ -70,16 +75,20 @@ def quantize(
     block of a recipe whose blocks have one row): the fixed-point mean of the finite elements of x (``means``); or
     float32 numbers of your own that broadcast to x with its axis last: last step's, or a running mean. Zeros of it
     are taken as +0. r = RN(x - c) is what is scaled and encoded.
-    hadamard: signs from ``hadamard_signs``: r is rotated in blocks of 16 or 32 along the axis.
+    hadamard: signs from ``hadamard_signs``: r is rotated in blocks of 16 or 32 along the axis, a multiple of that.
     policy, rounding, overflow, nan, missing_nan, stream: as for ``encode`` (element i of x with its axis last, in C
     order, takes word i); they are of the elements, never of the scales.
     packed, order: two 4-bit codes a byte along the axis, as ``qsim.pack`` does (by default the even element low).
     tensor_amax: what a two-level recipe takes for the largest magnitude; by default that of r.
     counts: also count saturated, flushed, NaN and Inf elements and zero-scale blocks. backend: by name or itself.
-    FormatError: unknown recipe or policy, a dtype that is no number, what the policy refuses, ``packed`` for another
-    width; UsageError: axis, centre, signs or stream that do not fit.
+    Returns a QuantizedTensor, its arrays read-only: codes (uint8, of the shape of x, or with its axis packed), scales
+    (float32, or uint8 codes of E8M0 or E4M3FN; axis last), tensor_scale (the amax of a two-level recipe), amax, center,
+    counts and what else ``dequantize`` needs.
+    FormatError: unknown recipe or policy, a dtype that is no number, ``packed`` for another width, what the policy
+    refuses: the first element of x that is itself NaN, Inf (an Inf of x overflows in every recipe) or, once scaled,
+    too large. UsageError: axis, centre, signs or stream that do not fit.
     """
-    recipe = get_scale_recipe(recipe)
+    recipe = _stateless(recipe)
     chosen = get_policy(policy).for_format(
         recipe.fmt, rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan
     )
@@ -90,25 +99,27 @@ def quantize(
     if packed and recipe.fmt.codes_per_byte != 2:
         raise FormatError(f"packed=True needs 4-bit codes; {recipe.name} has {recipe.fmt.bits} bits a code")
     counts = yes_or_no("counts", counts)
-    array = _float32(as_array(x, "x"))
+    source = as_array(x, "x")
+    array = _float32(source)
     if tensor_amax is not None and not isinstance(recipe.scale, TwoLevelScale):
         raise UsageError(f"tensor_amax {tensor_amax} has a meaning only for a two-level recipe, not for {recipe.name}")
     shape, lined, axis = _with_axis_last(array, axis)
     matrix = lined.reshape(-1, lined.shape[-1]) if lined.size else lined.reshape(_matrix_shape(lined.shape))
-    c, spread = _center(matrix, lined.shape, center, recipe, device)
+    c, spread = _center(matrix, lined.shape, center, recipe, device, axis=axis)
+    steps = " as float32" if c is None else " less its centre"
     if hadamard is not None:
-        from qsim.codec.hadamard import rotate
-
         hadamard = frozen(np.array(hadamard))  # the caller's array may change
-        matrix, spread = rotate(_residual(matrix, spread), hadamard), None
+        with _places_in(source, axis, steps):
+            matrix, spread = _rotated(_residual(matrix, spread), hadamard, recipe, chosen, shape, axis), None
     low_first = packed and str(getattr(order, "value", order)).lower() == "low_first"
     amax = None if tensor_amax is None else _one_float32(tensor_amax, "tensor_amax")
     if amax == 0 and _residual(matrix, spread).any():
         raise UsageError("tensor_amax 0 for a tensor that is not zero; pass the largest |x|, or leave it out")
-    scaled = device.quantize_blocks(
-        matrix, recipe, chosen, stream=stream, packed=low_first, counting=counts, tensor_amax=amax,
-        center=spread,
-    )  # fmt: skip
+    with _places_in(source, axis, steps if hadamard is None else " after the rotation"):
+        scaled = device.quantize_blocks(
+            matrix, recipe, chosen, stream=stream, packed=low_first, counting=counts, tensor_amax=amax,
+            center=spread,
+        )  # fmt: skip
     codes, layout = scaled.codes, Layout.ONE_PER_BYTE
     if packed:
         from qsim.codec.packing import nibble_order, pack
@@ -166,6 +177,39 @@ def dequantize(tensor: QuantizedTensor, *, backend: str | Backend = "auto") -> F
     return _axis_back(values.reshape(lined_shape), tensor.axis, tensor.shape)
 
 
+def _stateless(recipe: str | ScaleRecipe) -> ScaleRecipe:
+    """``get_scale_recipe``, which knows no recipe with memory."""
+    if isinstance(recipe, str) and recipe.lower() in RECIPES:
+        raise FormatError(
+            f"{recipe!r} is a stateful recipe, and quantize keeps no state: qsim.make_recipe({recipe.lower()!r}, "
+            "fmt=...) makes it, quantize_with_snapshot encodes with it"
+        )
+    return get_scale_recipe(recipe)
+
+
+def _rotated(r: F32, signs: F32, recipe: ScaleRecipe, policy: CastPolicy, shape: tuple[int, ...], axis: int) -> F32:
+    """The matrix r rotated; what the policy refuses of r is refused here, as a rotation spreads it."""
+    from qsim.codec.hadamard import FACTORS, rotate
+
+    if signs.size in FACTORS and r.shape[1] % signs.size:
+        raise UsageError(
+            f"x of shape {shape} cannot be rotated in blocks of {signs.size} along axis {axis}, which has {r.shape[1]} "
+            f"elements: it must have a multiple of {signs.size}; pad it with zeros, or choose another axis"
+        )
+    check(r, fmt=recipe.fmt, codes=policy.codes(recipe.fmt), two_level=isinstance(recipe.scale, TwoLevelScale))
+    return rotate(r, signs)
+
+
+@contextmanager
+def _places_in(x: AnyArray, axis: int, steps: str) -> Iterator[None]:
+    """What is refused inside is named by its place in x; ``steps``: what became of x before."""
+    try:
+        yield
+    except RefusedError as error:
+        numbers = _with_axis_last(np.arange(x.size).reshape(x.shape), axis)[1]
+        raise FormatError(error.refused.named(x, numbers.reshape(error.refused.x.shape), steps=steps)) from None
+
+
 # ---- the tensor as a matrix -------------------------------------------------------------------------------------
 
 
@@ -178,7 +222,7 @@ def _lined_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return (*shape[:axis], *shape[axis + 1 :], shape[axis]) if shape else (1,)
 
 
-def _with_axis_last(array: F32, axis: int) -> tuple[tuple[int, ...], F32, int]:
+def _with_axis_last(array: AnyArray, axis: int) -> tuple[tuple[int, ...], AnyArray, int]:
     shape, ndim = array.shape, max(array.ndim, 1)
     try:
         axis = operator.index(axis)
@@ -249,7 +293,13 @@ def _one_float32(value: float, what: str) -> np.float32:
 
 
 def _center(
-    matrix: F32, lined: tuple[int, ...], center: str | npt.ArrayLike | None, recipe: ScaleRecipe, backend: Backend
+    matrix: F32,
+    lined: tuple[int, ...],
+    center: str | npt.ArrayLike | None,
+    recipe: ScaleRecipe,
+    backend: Backend,
+    *,
+    axis: int,
 ) -> tuple[F32 | None, F32 | None]:
     """The centre as it is kept (broadcastable to the tensor with its axis last) and as the matrix needs it."""
     if center is None:
@@ -266,8 +316,14 @@ def _center(
         if not np.isfinite(kept).all():
             raise UsageError("center holds NaN or Inf, or leaves float32: every residual would; pass finite numbers")
     kept = frozen(np.asarray(kept + np.float32(0), np.float32))  # a centre is never -0
-    return kept, _center_spread(kept, center_per_block=isinstance(center, str) and center == "block", recipe=recipe,
-                                lined=lined)  # fmt: skip
+    try:
+        return kept, _center_spread(kept, center_per_block=isinstance(center, str) and center == "block", recipe=recipe,
+                                    lined=lined)  # fmt: skip
+    except ValueError:
+        shape = (*lined[:axis], lined[-1], *lined[axis:-1])
+        raise UsageError(
+            f"center of shape {kept.shape} does not broadcast to x of shape {shape} with its axis {axis} last: {lined}"
+        ) from None
 
 
 def _residual(matrix: F32, spread: F32 | None) -> F32:
@@ -311,18 +367,13 @@ def _kept_shape(center: str, own: F32, lined: tuple[int, ...]) -> F32:
 
 
 def _center_spread(center: F32, center_per_block: bool, recipe: ScaleRecipe, lined: tuple[int, ...]) -> F32:
-    """The centre as something that broadcasts to the matrix."""
+    """The centre as something that broadcasts to the matrix; ValueError where it does not."""
     shape = _matrix_shape(lined)
     if center_per_block:
         width = recipe.block.extent(shape)[1]
         return np.repeat(center.reshape(shape[0], center.shape[-1]), width, axis=1)[:, : shape[1]]
-    try:
-        if center.size == 1:
-            return center.reshape(1, 1)
-        if center.shape[-1:] == lined[-1:] and math.prod(center.shape[:-1]) == 1:
-            return center.reshape(1, -1)
-        return np.broadcast_to(center, lined).reshape(shape)
-    except ValueError:
-        raise UsageError(
-            f"center of shape {center.shape} does not broadcast to x of shape {lined} (its axis last)"
-        ) from None
+    if center.size == 1:
+        return center.reshape(1, 1)
+    if center.shape[-1:] == lined[-1:] and math.prod(center.shape[:-1]) == 1:
+        return center.reshape(1, -1)
+    return np.broadcast_to(center, lined).reshape(shape)

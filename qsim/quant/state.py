@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from qsim.arrays import F32, I64, U8, Bool, frozen
+from qsim.arrays import F32, I64, U8, AnyArray, Bool, frozen, same_bits
 from qsim.backends.protocol import CastCounts, Sums
 from qsim.codec.scaled.recipes import ScaleRecipe
 from qsim.codec.scaled.result import BlockCounts
@@ -122,9 +122,9 @@ class QuantObservation:
     about: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QuantizedTensor:
-    """Codes paired for good with all that decodes them.
+    """Codes paired for good with all that decodes them. Equal to itself alone; ``same_bits`` compares two.
 
     codes: uint8, of the tensor's shape, or with its ``axis`` packed. layout: how they lie in bytes. shape: of the
     decoded tensor. amax, counts: what the cast saw (amax of the residual that was encoded); counts None where
@@ -152,3 +152,33 @@ class QuantizedTensor:
     center: F32 | None = None
     center_per_block: bool = False
     signs: F32 | None = None
+
+    def same_bits(self, other: QuantizedTensor) -> bool:
+        """True where both hold the same codes, bit for bit, and decode alike; who owns them, amax and counts aside.
+
+        Compared are codes, scales, tensor_scale, center and signs (dtype, shape, bits), layout, shape, recipe, axis and
+        center_per_block, and of a snapshot scale, descale, centre, its block and format. UsageError for another type.
+        """
+        if not isinstance(other, QuantizedTensor):
+            raise UsageError(f"same_bits with {type(other).__name__}; it compares two tensors that quantize returned")
+        return (
+            (self.layout, self.shape, self.recipe, self.axis, self.center_per_block)
+            == (other.layout, other.shape, other.recipe, other.axis, other.center_per_block)
+            and all(
+                _same(getattr(self, name), getattr(other, name))
+                for name in ("codes", "scales", "tensor_scale", "center", "signs")
+            )
+            and _decodes_alike(self.snapshot, other.snapshot)
+        )
+
+
+def _same(a: AnyArray | None, b: AnyArray | None) -> bool:
+    return a is b if a is None or b is None else same_bits(a, b)
+
+
+def _decodes_alike(a: QuantSnapshot | None, b: QuantSnapshot | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return (a.fmt, a.center_block) == (b.fmt, b.center_block) and all(
+        _same(getattr(a, name), getattr(b, name)) for name in ("scale", "descale", "center")
+    )

@@ -36,9 +36,11 @@ def formats_data() -> dict[str, object]:
                 "mantissa_bits": fmt.mantissa_bits,
                 "bias": fmt.bias,
                 "max": fmt.max,
-                "smallest_subnormal": fmt.smallest_subnormal,
+                "smallest_positive": fmt.smallest_subnormal,
+                "signed": fmt.signed,
+                "has_zero": fmt.has_zero,
                 "has_inf": fmt.has_inf,
-                "nan": fmt.nan.name,
+                "nan": fmt.nan.value,
                 "codes_per_byte": fmt.codes_per_byte,
             }
             for fmt in FORMATS.values()
@@ -135,7 +137,7 @@ def formats_tables() -> list[Table]:
     """formats_data for a reader."""
     data = formats_data()
     listed: Sequence[Mapping[str, object]] = data["formats"]  # type: ignore[assignment]
-    columns = ("name", "aliases", "E", "M", "bias", "max", "min subnormal", "inf", "nan", "codes/byte")
+    columns = ("name", "aliases", "E", "M", "bias", "max", "min positive", "signed", "zero", "inf", "nan", "codes/byte")
     rows = [
         [", ".join(v) if isinstance(v, list) else f"{v:.6g}" if isinstance(v, float) else v for v in f.values()]
         for f in listed

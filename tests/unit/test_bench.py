@@ -63,6 +63,17 @@ def test_every_promise_of_the_table_is_measured(clock):
         assert any(name in what for what in promised), name
 
 
+def test_bytes_an_element_are_counted_by_passes_and_left_blank_where_nobody_knows(clock, monkeypatch):
+    monkeypatch.setattr(bench, "_torchao_casts", lambda matrix: iter([("nvfp4_te", lambda: None)]))
+    rows = bench.bench_rows(mebi=1, rounds=1)
+    moved = {row.what: row.bytes_per_element for row in rows}
+    assert (8.0, 5.0, 8.5) == tuple(moved[n] for n in (bench.COPY, bench.CEILING, "float4_e2m1fn packed, with scales"))
+    assert 4 * 4 + 0.5 == moved["float4_e2m1fn packed, channel centre"]
+    assert (None, None) == (moved["centred FP4 in numpy"], moved["torchao nvfp4_te"])
+    cells = bench.bench_table(rows).columns[5].cells
+    assert {row.what: cell for row, cell in zip(rows, cells, strict=True)}["centred FP4 in numpy"] == ""
+
+
 def test_the_command_prints_a_table_and_json(clock):
     runner = CliRunner()
     shown = runner.invoke(app, ["bench", "--size", "1", "--rounds", "1"])

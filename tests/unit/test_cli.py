@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,9 +63,23 @@ def test_formats_and_defects_are_listed_as_json() -> None:
     formats = json.loads(qsim("formats", "--json").stdout)
     maxima = {f["name"]: f["max"] for f in formats["formats"]}
     assert (448.0, 57344.0, 6.0) == tuple(maxima[n] for n in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"))
+    scales, elements = (next(f for f in formats["formats"] if n in f["aliases"]) for n in ("e8m0", "e4m3"))
+    assert (2.0**-127, False, False, "all_ones") == tuple(
+        scales[key] for key in ("smallest_positive", "signed", "has_zero", "nan")
+    )
+    assert (2.0**-9, True, True) == tuple(elements[key] for key in ("smallest_positive", "signed", "has_zero"))
+    assert "smallest_subnormal" not in scales
     defects = {d["id"]: d for d in json.loads(qsim("defects", "--json").stdout)}
     assert ["I1", "I7"] == defects["D07"]["breaks"]
     assert "single_snapshot" in defects["D04"]["wrong_fixes"]
+
+
+def test_the_table_of_formats_heads_its_columns_by_what_is_in_them() -> None:
+    head, *rows = qsim("formats").stdout.splitlines()[1:]
+    columns = ["name", "aliases", "E", "M", "bias", "max", "min positive", "signed", "zero", "inf", "nan", "codes/byte"]
+    assert columns == re.split(r"\s{2,}", head.strip())
+    (scales,) = [row.split() for row in rows if row.startswith("float8_e8m0fnu")]
+    assert ["5.87747e-39", "False", "False", "False", "all_ones", "1"] == scales[-6:]
 
 
 def test_run_shows_the_violations_of_a_defect_and_none_under_its_fix() -> None:

@@ -324,9 +324,33 @@ MISTAKES = {
     "packed no": (lambda: qsim.encode(X, "e2m1", packed="no"), "packed 'no' is neither True nor False"),
     "quantize packed no": (lambda: qsim.quantize(X, "e2m1", packed="no"), "packed 'no' is neither"),
     "a recipe": (lambda: qsim.encode(X, "mxfp4"), r"scale recipes, not a format: qsim.quantize\(x, 'mxfp4_floor'\)"),
+    "many recipes": (
+        lambda: qsim.encode(X, "nvfp4"),
+        "8 scale recipes, .* or another of them; `python -m qsim formats`",
+    ),
+    "one recipe": (
+        lambda: qsim.encode(X, "nvfp4_te"),
+        r"a scale recipe, not a format: qsim.quantize\(x, 'nvfp4_te'\)$",
+    ),
+    "a recipe's alias": (lambda: qsim.encode(X, "e4m3_row"), r"a scale recipe, .* qsim.quantize\(x, 'e4m3_row'\)$"),
+    "aliases begun": (lambda: qsim.decode(CODES, "e4m3_"), r"4 scale recipes, .*\(x, 'e4m3_row'\) or another"),
+    "a format begun": (lambda: qsim.encode(X, "e4m3f"), "unknown format 'e4m3f': did you mean 'e4m3fn'"),
+    "state": (lambda: qsim.quantize(X, "Delayed"), r"is a stateful recipe, .*qsim.make_recipe\('delayed', fmt=...\)"),
+    "scales": (
+        lambda: qsim.quantize(X, "e8m0"),
+        "'e8m0' is no scale recipe: float8_e8m0fnu holds scales, not elements",
+    ),
+    "a tensor": (lambda: qsim.decode(qsim.quantize(X, "e4m3"), "e4m3"), "QuantizedTensor is no array: qsim.dequantize"),
+    "its scales": (lambda: qsim.swizzle_scales(qsim.quantize(X, "nvfp4_te")), r"swizzle its scales, q\.scales"),
     "two codes a byte": (lambda: qsim.decode(CODES + 255, "e2m1"), "need packed=True"),
     "an alias": (lambda: qsim.encode(X, "e4m3", nan="keep"), "did you mean 'signed'"),
-    "overflow": (lambda: qsim.quantize(X, "e2m1", overflow="ieee"), "it has neither Inf nor NaN"),
+    "overflow": (lambda: qsim.quantize(X, "e2m1", overflow="ieee"), "neither Inf nor NaN .* overflow='saturate'"),
+    "overflow of E2M1": (lambda: qsim.encode(2 * X, "e2m1", overflow="raise"), "scale the input, or .* 'saturate'$"),
+    "overflow of E4M3": (lambda: qsim.encode(999 * X, "e4m3", overflow="raise"), "scale .* 'saturate' or 'ieee'$"),
+    "Inf": (
+        lambda: qsim.encode(np.inf, "e4m3", overflow="raise"),
+        "clean the input, or choose .* 'saturate' or 'ieee'$",
+    ),
 }
 
 
@@ -334,6 +358,32 @@ MISTAKES = {
 def test_a_mistake_names_the_value_and_the_next_step(call, message):
     with pytest.raises(QsimError, match=message):
         call()
+
+
+def test_fewer_random_bits_are_a_choice_of_the_policy():
+    """With one bit the fraction is cut to a half: 0.45 of the way up never goes up, 0.5 does by half of the words."""
+    x, stream = np.repeat(np.array([2.45, 2.5], np.float32), 100), qsim.RandomStream(seed=1)
+    policy = qsim.get_policy("ocp").with_choices(random_bits=1)
+    values = qsim.decode(qsim.encode(x, "e2m1", policy=policy, rounding="stochastic", stream=stream), "e2m1")
+    assert (values[:100] == 2).all()
+    assert {2.0, 3.0} == set(values[100:].tolist())
+    assert {2.0, 3.0} == set(qsim.decode(qsim.encode(x[:100], "e2m1", rounding="sr", stream=stream), "e2m1").tolist())
+
+
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("rne", "nearest_even"),
+        ("rna", "nearest_away"),
+        ("rz", "toward_zero"),
+        ("rtz", "toward_zero"),
+        ("ru", "up"),
+        ("RD", "down"),
+    ],
+)
+def test_a_rounding_has_its_usual_abbreviation(short, name):
+    ties = np.array([1.0625, -1.0625, 1.1875, -1.1875, 1.01, -1.01], np.float32)
+    assert encode(ties, "e4m3", rounding=name).tolist() == encode(ties, "e4m3", rounding=short).tolist()
 
 
 def test_the_elements_of_a_recipe_take_every_choice_of_encode():

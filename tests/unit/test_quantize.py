@@ -1,5 +1,7 @@
 """The doors quantize and dequantize: axes, centres, rotations, packing, odd shapes, degenerate tensors, errors."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import qsim
 from qsim.codec.hadamard import rotate
 from qsim.codec.means import mean_of
 from qsim.errors import FormatError, UsageError
+from qsim.quant import Layout, StateKey
 from qsim.quant.plain import CENTERS, NIBBLE_ORDERS, dequantize, quantize
 
 NAMES = ("e4m3", "e5m2_row", "e4m3_col", "e2m1_1x128", "e4m3_128x128", "mxfp4_rceil", "mxfp8_floor", "nvfp4_te",
@@ -154,6 +157,57 @@ def test_results_are_read_only_and_counts_come_on_request():
     assert not q.scales.flags.writeable
 
 
+# ---- two tensors -------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_equals_itself_alone_and_is_compared_by_bits_by_name():
+    x = ordinary((4, 32))
+    x[1, 3] = np.nan  # NaN differs from itself; its bits do not
+    options = {"center": "channel", "packed": True}
+    a, b = (quantize(x, "nvfp4_te", **options) for _ in range(2))
+    assert a == a
+    assert a != b
+    assert 2 == len({a, b, a})
+    assert a.same_bits(b)
+    assert b.same_bits(a)
+    assert quantize(x, "e4m3").same_bits(quantize(x, "e4m3", counts=True))
+
+
+def test_one_bit_anywhere_is_another_tensor():
+    x = ordinary((4, 32))
+    q = quantize(x, "nvfp4_te", center="channel", hadamard=SIGNS)
+    for name in ("codes", "scales", "tensor_scale", "center", "signs"):
+        other = np.array(getattr(q, name))
+        other.reshape(-1).view(np.uint8)[-1] ^= 1
+        assert not q.same_bits(replace(q, **{name: other})), name
+        assert q.same_bits(replace(q, **{name: np.array(getattr(q, name))})), name
+    for change in (
+        {"layout": Layout.PACKED_LOW_FIRST}, {"shape": (32, 4)}, {"axis": 0}, {"center_per_block": True},
+        {"recipe": qsim.get_scale_recipe("nvfp4_exact")}, {"signs": None}, {"scales": q.scales.astype(np.float32)},
+        {"codes": q.codes.reshape(2, 64)},
+    ):  # fmt: skip
+        assert not q.same_bits(replace(q, **change)), change
+    zero = replace(q, center=np.zeros((1, 32), np.float32))
+    assert not zero.same_bits(replace(q, center=-zero.center))
+    with pytest.raises(UsageError, match="same_bits with ndarray"):
+        q.same_bits(q.codes)
+
+
+def test_stateful_tensors_are_the_same_where_they_decode_alike():
+    recipe, backend = qsim.make_recipe("delayed", fmt=qsim.get_format("e4m3")), qsim.get_backend("numba")
+    live, x = recipe.initial(StateKey()), ordinary((2, 4))
+    first, second = (
+        qsim.quantize_with_snapshot(
+            x, qsim.begin_logical_quantization(live, op=qsim.OpId(logical_step=n), recipe=recipe), backend=backend
+        )
+        for n in (0, 1)
+    )
+    assert first.same_bits(second)
+    scaled = replace(second.snapshot, descale=np.float32(2) * second.snapshot.descale)
+    assert not first.same_bits(replace(second, snapshot=scaled))
+    assert not first.same_bits(replace(second, snapshot=None))
+
+
 # ---- degenerate tensors ------------------------------------------------------------------------------------------
 
 
@@ -197,6 +251,13 @@ def test_a_nan_spoils_its_own_block_only():
         ({"axis": 2}, UsageError, "axis 2 does not exist"),
         ({"center": "row"}, UsageError, "center 'row' is unknown; known: tensor, channel, token, block"),
         ({"center": np.zeros(3)}, UsageError, "does not broadcast"),
+        ({"center": np.zeros((1, 32)), "axis": 0}, UsageError, r"x of shape \(2, 32\) with its axis 0 last: \(32, 2\)"),
+        (
+            {"center": np.zeros(3), "x": np.zeros((4, 5, 6)), "axis": 1},
+            UsageError,
+            r"x of shape \(4, 5, 6\) with its axis 1",
+        ),
+        ({"hadamard": SIGNS, "axis": 0}, UsageError, r"\(2, 32\) .* blocks of 16 along axis 0, which has 2 elements: "),
         ({"center": "block", "recipe": "nvfp4_te_16x16"}, UsageError, "needs blocks of one row"),
         ({"packed": True, "recipe": "e4m3"}, FormatError, "packed=True needs 4-bit codes"),
         ({"packed": True, "order": "middle"}, FormatError, "middle"),
@@ -250,8 +311,6 @@ def test_a_block_centre_of_nothing_is_nothing(shape):
 def test_a_stateful_tensor_is_not_decoded_here():
     recipe = qsim.make_recipe("delayed", fmt=qsim.get_format("e4m3"))
     op = qsim.OpId(logical_step=0)
-    from qsim.quant import StateKey
-
     snapshot = qsim.begin_logical_quantization(recipe.initial(StateKey()), op=op, recipe=recipe)
     tensor = qsim.quantize_with_snapshot(np.zeros((1, 2), np.float32), snapshot, backend=qsim.get_backend("numba"))
     with pytest.raises(UsageError, match="decode_for_consumer"):

@@ -112,6 +112,11 @@ def test_an_unknown_name_is_answered_with_the_nearest_one():
         get_scale_recipe("mxfp4_flor")
     with pytest.raises(FormatError, match="unknown scale recipe 'e8m0_row'"):
         get_scale_recipe("e8m0_row")
+    for name in ("e8m0", "Float8_E8M0FNU"):
+        with pytest.raises(
+            FormatError, match=f"'{name}' is no scale recipe: float8_e8m0fnu holds scales, not elements"
+        ):
+            get_scale_recipe(name)
 
 
 def test_a_block_that_is_0_wide_or_high_spans_the_matrix():

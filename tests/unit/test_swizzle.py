@@ -96,6 +96,12 @@ def test_what_does_not_fit_is_refused():
         unswizzle_scales(np.zeros(512, np.int64), 4, 4)
     with pytest.raises(UsageError, match=r"scales have shape \(4,\); pass an array of 2 axes"):
         swizzle_scales(np.zeros(4, np.uint8))
+    with pytest.raises(UsageError, match=r"\(2, 3, 4\); pass an array of 2 axes: take \.reshape\(-1, 4\)$"):
+        swizzle_scales(np.zeros((2, 3, 4), np.uint8))
+    with pytest.raises(UsageError, match=r"\(4,\); pass an array of 2 axes$"):
+        swizzle_scales(np.zeros(4, np.uint8))
+    with pytest.raises(UsageError, match=r"pass an array of 1 axis: take \.reshape\(-1\)$"):
+        unswizzle_scales(flat.reshape(1, 512), 4, 4)
     with pytest.raises(UsageError, match=r"swizzled scales have shape \(1, 512\); pass an array of 1 axis"):
         unswizzle_scales(flat.reshape(1, 512), 4, 4)
     with pytest.raises(UsageError, match=r"512 bytes .* do not hold 129 rows of 4 scales: .* 1024 bytes"):

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from qsim.arrays import F32, F64, I64, U8, U32, A, AnyArray
-from qsim.codec.general import encode_flat, first_refused
-from qsim.codec.oracle import place, refusal
+from qsim.codec.general import encode_flat
 from qsim.codec.scaled import kernels, measure_kernels
+from qsim.codec.scaled.refusals import check, rounds_beyond
 from qsim.codec.scaled.rules import Rule, constants_of
 from qsim.codec.threads import in_chunks
-from qsim.errors import FormatError
 from qsim.formats import CastPolicy, FloatFormat
 
 if TYPE_CHECKING:
@@ -159,7 +158,10 @@ class BlockCast:
         return counts, amax.view(np.float32)[0]
 
     def generally(self, stream: RandomStream | None) -> Parts:
-        """Any rounding and any refusal: the scaled elements by numpy, then the general kernels. ``codes`` unpacked."""
+        """Any rounding and any refusal: the scaled elements by numpy, then the general kernels. ``codes`` unpacked.
+
+        RefusedError (a FormatError): what the policy refuses.
+        """
         multiplier, divisor, parts = self._scaled()
         x = self.x
         with np.errstate(all="ignore"):
@@ -175,9 +177,11 @@ class BlockCast:
                 y = np.where(d > 0, quotient, y.astype(np.float64))
         flat: F32 | F64 = np.ascontiguousarray(y).reshape(-1)
         counts = encode_flat(flat, self.codes.reshape(-1), fmt=self.fmt, policy=self.policy, stream=stream)
+        beyond = None
         if counts[-1]:
-            first = first_refused(flat, fmt=self.fmt, policy=self.policy, stream=stream)
-            raise FormatError(refusal(float(flat[first]), self.fmt, where=place("scaled x", first, x.shape)))
+            beyond = rounds_beyond(flat, fmt=self.fmt, policy=self.policy, stream=stream).reshape(x.shape)
+        check(x, fmt=self.fmt, codes=self.policy.codes(self.fmt), two_level=self.rule.two_level, beyond=beyond)
+        assert not counts[-1], "what a kernel refuses has an element to blame"
         # The kernel saw y, not x: a product that became Inf or 0 is saturated or flushed too.
         counts[0] += np.count_nonzero(np.isinf(y) & np.isfinite(x))
         counts[1] += np.count_nonzero((y == 0) & (x != 0))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from qsim.arrays import FLT_MAX
-from qsim.codec.oracle import decode_scalar, encode_by_policy, round_magnitude
+from qsim.codec.oracle import decode_scalar, encode_by_codes, encode_by_policy, round_magnitude
 from qsim.codec.scaled.recipes import (
     MAX_SCALE_CODE,
     NAN_SCALE_CODE,
@@ -27,6 +27,7 @@ from qsim.codec.scaled.recipes import (
     TwoLevelScale,
     get_scale_recipe,
 )
+from qsim.codec.scaled.refusals import check
 from qsim.codec.scaled.result import BlockCounts, ScaledCodes
 from qsim.errors import UsageError
 from qsim.formats import E2M1FN, E4M3FN, E8M0FNU, CastPolicy, FloatFormat, RoundMode, get_policy
@@ -66,7 +67,8 @@ def quantize_oracle(
     The policy decides rounding, overflow and NaN of the elements' codes; scales do not depend on it. stream: the
     words of stochastic rounding, element i in C order takes word i. tensor_amax: the g of a two-level scale.
     UsageError: another shape or dtype, stochastic rounding without a stream. FormatError: an unknown recipe or
-    policy, an overflow or a NaN that the policy refuses.
+    policy; RefusedError, which is one, for an overflow or a NaN that the policy refuses: the first element that is
+    itself to blame, not one beside it in its block.
     """
     recipe, policy = get_scale_recipe(recipe), get_policy(policy)
     if (policy.rounding is RoundMode.STOCHASTIC) != (stream is not None):
@@ -77,29 +79,35 @@ def quantize_oracle(
     codes = np.zeros(x.shape, np.uint8)
     amax = _amax(x.flat)
     g = amax if tensor_amax is None else np.float32(tensor_amax)
-    numbers = np.arange(x.size).reshape(x.shape)
-    saturated = flushed = zero_scale = 0
+    numbers, beyond = np.arange(x.size).reshape(x.shape), np.zeros(x.shape, np.bool_)
+    resolved = policy.codes(fmt)
+    lenient = resolved._replace(refuses_overflow=False, refuses_nan=False)  # what is refused is judged at the end
+    flushed = zero_scale = 0
     with np.errstate(all="ignore"):
         for index, where in _blocks(recipe, _shape(x)):
             block = [np.float32(v) for v in x[where].flat]
             scale, y = _scaled(block, g, recipe)
             words = [0 if stream is None else stream.word(int(i)) for i in numbers[where].flat]
-            own = [encode_by_policy(v, fmt, policy, word=word) for v, word in zip(y, words, strict=True)]
+            own = [
+                encode_by_codes(v, fmt, lenient, rounding=policy.rounding, word=word, random_bits=policy.random_bits)
+                for v, word in zip(y, words, strict=True)
+            ]
             scales[index] = scale
             codes[where] = np.array(own, np.uint8).reshape(x[where].shape)
-            for u, v, code, word in zip(block, y, own, words, strict=True):
+            for u, v, code, word, i in zip(block, y, own, words, numbers[where].flat, strict=True):
                 if np.isfinite(u) and not math.isnan(v):
-                    saturated += _overflows(v, fmt, policy, word)
+                    beyond.flat[i] = _overflows(v, fmt, policy, word)
                     flushed += u != 0 and decode_scalar(code, fmt) == 0
             zeros = all(u == 0 for u in block)
             zero_scale += zeros or (isinstance(recipe.scale, TwoLevelScale) and scale == 0)
+    check(x, fmt=fmt, codes=resolved, two_level=isinstance(recipe.scale, TwoLevelScale), beyond=beyond)
     return ScaledCodes(
         codes=codes,
         scales=scales,
         tensor_scale=np.asarray(g) if isinstance(recipe.scale, TwoLevelScale) else None,
         amax=np.asarray(amax),
         counts=BlockCounts(
-            saturated=saturated,
+            saturated=int(beyond.sum()),
             flushed=flushed,
             nan=int(np.isnan(x).sum()),
             inf=int(np.isinf(x).sum()),

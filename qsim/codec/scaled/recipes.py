@@ -16,7 +16,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from qsim.errors import FormatError
-from qsim.formats import ALIASES, E2M1FN, E2M3FN, E3M2FN, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FloatFormat
+from qsim.formats import (
+    ALIASES,
+    E2M1FN,
+    E2M3FN,
+    E3M2FN,
+    E4M3,
+    E4M3FN,
+    E4M3FNUZ,
+    E5M2,
+    E5M2FNUZ,
+    FORMATS,
+    FloatFormat,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -135,7 +147,8 @@ class TwoLevelScale:
     d8 = 0 (EXACT, TE, FOUR_OVER_SIX): every code of the block is 0, without sign, and decodes to 0; so does a
     matrix of zeros (g = 0, scale codes 00). NaN or Inf in a block: scale 7F (NaN), y = NaN for every element
     (codes by the policy: the sign of x where x itself is NaN, else positive), decode NaN; g is of the finite
-    elements, those of such a block included. Source: Transformer Engine; torchao; arXiv 2512.02010.
+    elements, those of such a block included. A policy that refuses overflow refuses every Inf of x; one that refuses
+    NaN refuses Inf too, as it makes NaN of a block. Source: Transformer Engine; torchao; arXiv 2512.02010.
     """
 
     order: ScaleOrder
@@ -285,6 +298,11 @@ def get_scale_recipe(name: str | ScaleRecipe) -> ScaleRecipe:
     key = SCALE_RECIPE_ALIASES.get(key, key)
     if key in SCALE_RECIPES:
         return SCALE_RECIPES[key]
+    if ALIASES.get(key, key) in FORMATS:
+        raise FormatError(
+            f"{str(name)!r} is no scale recipe: {FORMATS[ALIASES.get(key, key)].name} holds scales, not elements; "
+            f"qsim.encode(x, {str(name)!r}) encodes a tensor of scales"
+        )
     begun = [known for known in SCALE_RECIPES if known.startswith(key)] if key else []
     close = begun or difflib.get_close_matches(key, (*SCALE_RECIPES, *SCALE_RECIPE_ALIASES), n=1, cutoff=0.7)
     hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""

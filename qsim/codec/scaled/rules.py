@@ -39,6 +39,11 @@ class Rule:
         """Whether elements are divided in float64."""
         return self.number == EXACT_RULE
 
+    @property
+    def two_level(self) -> bool:
+        """Whether an Inf makes its whole block NaN."""
+        return self.number in _NUMBERS.values()
+
 
 def rule_of(recipe: ScaleRecipe, g: np.float32) -> Rule:
     """The rule of a recipe; g: the amax that a two-level scale is relative to."""
