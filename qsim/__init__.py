@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from qsim.codec.scaled import SCALE_RECIPES, get_scale_recipe
     from qsim.formats import FORMATS, POLICIES, get_format, get_policy
-    from qsim.gemm import matmul
+    from qsim.gemm import Epilogue, matmul
     from qsim.philox import RandomStream
     from qsim.quant import (
         OpId,
@@ -33,10 +33,13 @@ if TYPE_CHECKING:
         quantize_with_snapshot,
     )
     from qsim.quant.plain import dequantize, quantize
+    from qsim.quant.products import GemmResult, scaled_gemm, scaled_gemm_with_report
     from qsim.quant.state import QuantizedTensor
 
 _DOORS = {
     "FORMATS": "qsim.formats",
+    "Epilogue": "qsim.gemm",
+    "GemmResult": "qsim.quant.products",
     "OpId": "qsim.quant",
     "POLICIES": "qsim.formats",
     "QuantizedTensor": "qsim.quant.state",
@@ -60,15 +63,22 @@ _DOORS = {
     "pack": "qsim.codec",
     "quantize": "qsim.quant.plain",
     "quantize_with_snapshot": "qsim.quant",
+    "scaled_gemm": "qsim.quant.products",
+    "scaled_gemm_with_report": "qsim.quant.products",
     "swizzle_scales": "qsim.codec",
     "unpack": "qsim.codec",
     "unswizzle_scales": "qsim.codec",
 }
 
+_ROOMS = ("gemm",)
+"""Packages that are reached as attributes, imported when they are."""
+
 __all__ = [
     "FORMATS",
     "POLICIES",
     "SCALE_RECIPES",
+    "Epilogue",
+    "GemmResult",
     "OpId",
     "QuantizedTensor",
     "RandomStream",
@@ -91,6 +101,8 @@ __all__ = [
     "pack",
     "quantize",
     "quantize_with_snapshot",
+    "scaled_gemm",
+    "scaled_gemm_with_report",
     "swizzle_scales",
     "unpack",
     "unswizzle_scales",
@@ -100,6 +112,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _DOORS:
         return getattr(importlib.import_module(_DOORS[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -12,12 +12,16 @@ from qsim.gemm.centred import (
     centred_weight_gradient_oracle,
     weight_gradient_terms,
 )
+from qsim.gemm.epilogue import Epilogue
 from qsim.gemm.exact import MatmulReport, matmul, matmul_oracle, matmul_with_report
+from qsim.gemm.exact_scaled import ProductReport
 from qsim.gemm.models import MODELS, TensorCoreModel, get_model
 
 __all__ = [
     "MODELS",
+    "Epilogue",
     "MatmulReport",
+    "ProductReport",
     "TensorCoreModel",
     "WeightGradientTerms",
     "block_dot",

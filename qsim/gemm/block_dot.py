@@ -294,21 +294,26 @@ def wrapped(total: AnyArray) -> AnyArray:
     return (total & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
 
-def cuts(depth: int, step: int, *, promote_every: int | None, split_k: int) -> list[list[tuple[int, int]]]:
-    """K as parts (of split_k) of chains (of promote_every): k ranges, all multiples of ``step``.
+def cuts(
+    depth: int, step: int, *, promote_every: int | None, split_k: int, unit: int | None = None
+) -> list[list[tuple[int, int]]]:
+    """K as parts (of split_k) of chains (of promote_every): k ranges that begin at multiples of ``step``.
 
-    UsageError: promote_every that is no multiple of ``step``, or more parts than steps.
+    unit: what the length of a part is a multiple of, by default ``step``. UsageError: promote_every that is no multiple
+    of ``step``.
     """
     split_k = whole_number("split_k", split_k, least=1)
     if promote_every is not None:
         promote_every = whole_number("promote_every", promote_every, least=1)
         if promote_every % step:
             raise UsageError(f"promote_every {promote_every} cuts an instruction; choose a multiple of {step}")
-    steps = max(-(-depth // step), 1)
-    each = -(-steps // split_k) * step
+    whole = max(-(-depth // step), 1) * step
+    unit = step if unit is None else unit
+    units = -(-whole // unit)
+    each = -(-units // split_k) * unit
     parts = []
-    for start in range(0, steps * step, each):
-        stop = min(start + each, steps * step)
+    for start in range(0, whole, each):
+        stop = min(start + each, whole)
         run = promote_every or each
         parts.append([(at, min(at + run, stop)) for at in range(start, stop, run)])
     return parts

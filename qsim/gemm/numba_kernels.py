@@ -22,12 +22,14 @@ FIELD = np.int64(0x7FF)
 FIELD_BIAS = np.int64(1023)
 
 # The exact accumulator: DIGITS digits of 32 bits, least significant first, in units of 2^-UNIT.
-# A non-zero product of two float32 numbers lies in [2^-298, 2^256), so it is a normal float64 with exponent e
-# in -298..255 and a 53-bit significand whose last bit stands for 2^(e-52): position e - 52 + UNIT in 2..555,
-# digit 0..17. Shifted by up to 31 it is 84 bits wide and reaches two digits further, 0..19; carries of
-# MAX_DEPTH products need one digit more. A digit takes less than 2^33 of one product, so int64 holds them.
-UNIT = np.int64(352)
-DIGITS = 21
+# A non-zero product lies in [2^-316, 2^288): of two float32 numbers in [2^-298, 2^256), of a code and a float32 scale
+# each in [2^-316, 2^272), of a code and an E8M0 scale each in [2^-286, 2^286). So it, and what float64 rounds off it
+# (a multiple of 2^-316), is a normal float64 with an exponent e in -316..287 and a 53-bit significand whose last bit
+# stands for 2^(e-52): position e - 52 + UNIT in 16..619, digit 0..19. Shifted by up to 31 it is 84 bits wide and
+# reaches two digits further, 0..21; carries of 2 * MAX_DEPTH numbers need one digit more. A digit takes less than 2^33
+# of one number, so int64 holds them.
+UNIT = np.int64(384)
+DIGITS = 23
 DIGIT = np.int64(0xFFFFFFFF)
 DIGIT_BITS = np.int64(32)
 MAX_DEPTH = 1 << 28
@@ -212,3 +214,90 @@ def exact_sums(products: I64, out: I64) -> int:
             out[n] = _round(digits)
         not_finite += nan or up or down
     return not_finite
+
+
+@cached
+def _round_odd(digits: I64) -> Any:
+    """(the accumulator as float64 rounded to odd, whether that is exact)."""
+    _carry(digits)
+    negative = digits[DIGITS - 1] < ZERO
+    if negative:
+        for i in range(DIGITS):
+            digits[i] = -digits[i]
+        _carry(digits)
+    top = DIGITS - 1
+    while top >= 0 and digits[top] == ZERO:
+        top -= 1
+    if top < 0:
+        return 0.0, True
+    width = ZERO
+    while (digits[top] >> width) > ZERO:
+        width += ONE
+    last = max(np.int64(top) * DIGIT_BITS + width - np.int64(53), ZERO)  # position of the last bit kept
+    at = last >> np.int64(5)
+    shift = last & np.int64(31)
+    kept = digits[at] >> shift
+    if at + ONE < DIGITS:
+        kept |= digits[at + ONE] << (DIGIT_BITS - shift)
+    if at + np.int64(2) < DIGITS and shift > ZERO:
+        kept |= digits[at + np.int64(2)] << (np.int64(64) - shift)
+    sticky = (digits[at] & ((ONE << shift) - ONE)) != ZERO
+    for i in range(at):
+        sticky = sticky or digits[i] != ZERO
+    if sticky:
+        kept |= ONE
+    value = np.ldexp(np.float64(kept), np.int32(last - UNIT))
+    return -value if negative else value, not sticky
+
+
+SPLITTER = 134217729.0  # 2^27 + 1
+
+
+@cached
+def _rest_of_product(a: float, b: float, product: float) -> float:
+    """a * b - product, exact (Veltkamp, Dekker); product is the float64 nearest a * b."""
+    t = SPLITTER * a
+    a_high = t - (t - a)
+    a_low = a - a_high
+    t = SPLITTER * b
+    b_high = t - (t - b)
+    b_low = b - b_high
+    return ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+@cached
+def exact_dots(rows: F64, columns: F64, at_row: I64, at_column: I64, sums: F64, exact: Bool) -> None:
+    """sums [n] = the exact sum of products of rows[at_row[n]] and columns[at_column[n]], rounded to odd.
+
+    exact [n]: whether nothing was cut off. NaN and Inf as IEEE gives them, any order; they count as exact.
+    """
+    digits = np.empty(DIGITS, np.int64)
+    for n in range(at_row.size):
+        row, column = rows[at_row[n]], columns[at_column[n]]
+        digits[:] = ZERO
+        special = 0.0
+        for k in range(row.size):
+            product = row[k] * column[k]
+            if product - product != 0.0:
+                special += product
+            elif product != 0.0:
+                _add(np.float64(product).view(np.int64), digits)
+                rest = _rest_of_product(row[k], column[k], product)
+                if rest != 0.0:
+                    _add(np.float64(rest).view(np.int64), digits)
+        if special != 0.0:
+            sums[n], exact[n] = special, True
+        else:
+            sums[n], exact[n] = _round_odd(digits)
+
+
+@cached
+def exact_quads(parts: F64, sums: F64, exact: Bool) -> None:
+    """``exact_dots`` of four numbers: sums [n] of parts [n, 4], rounded to odd."""
+    digits = np.empty(DIGITS, np.int64)
+    for n in range(parts.shape[0]):
+        digits[:] = ZERO
+        for k in range(parts.shape[1]):
+            if parts[n, k] != 0.0:
+                _add(np.float64(parts[n, k]).view(np.int64), digits)
+        sums[n], exact[n] = _round_odd(digits)
