@@ -11,6 +11,7 @@ PINS   := pyproject.toml constraints.txt
 # Any arguments of `pip install` that give torch 2.13 or newer for the CPU: make oracles TORCH='...'
 TORCH   ?= torch==2.13.0
 TORCHAO := torchao>=0.18,<0.19
+MMAEMU  := mmaemu>=0.1,<0.2
 
 .DELETE_ON_ERROR:
 .PHONY: help sweep test oracles lint docs bench exhaustive constraints clean
@@ -18,7 +19,7 @@ TORCHAO := torchao>=0.18,<0.19
 help:
 	@echo "make sweep        create .venv, install qsim, run the default study (table and heatmap)"
 	@echo "make test         create .venv, run every check (ruff, mypy, import-linter, pytest, notebook, docs)"
-	@echo "make oracles      add torch and torchao, which some tests compare with and skip without (TORCH='...' to choose)"
+	@echo "make oracles      add torch, torchao and mmaemu, which some tests compare with and skip without (TORCH='...' to choose)"
 	@echo "make bench        run the benchmarks"
 	@echo "make exhaustive   all 2^32 float32 patterns against independent implementations; resumes"
 	@echo "make constraints  resolve the pins anew"
@@ -50,7 +51,7 @@ lint: $(VENV)/.installed-test
 # torch by pip: uv resolves it to CUDA builds of several gigabytes. One that is installed it leaves alone.
 $(VENV)/.installed-oracle: $(VENV)/.installed-test
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(TORCH)
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --constraint constraints.txt "$(TORCHAO)"
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --constraint constraints.txt "$(TORCHAO)" "$(MMAEMU)"
 	@touch $@
 
 oracles: $(VENV)/.installed-oracle

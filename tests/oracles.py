@@ -17,7 +17,7 @@ from typing import NoReturn
 import pytest
 from packaging.version import Version
 
-INSTALL = {"torch": "make oracles", "torchao": "make oracles"}
+INSTALL = {"torch": "make oracles", "torchao": "make oracles", "mmaemu": "make oracles"}
 """How to get a module that is no part of the test extra."""
 
 

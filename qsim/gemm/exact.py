@@ -108,8 +108,8 @@ def _product(a: F64, b: F64) -> tuple[F32, MatmulReport]:
     undecided = np.empty(S.shape, np.bool_)
     left = certify(
         _stack(S, 2),
-        _stack(np.broadcast_to(unit * row_norm, S.shape[:-1]).copy(), 1),
-        _stack(np.broadcast_to(column_norm, (*S.shape[:-2], S.shape[-1])).copy(), 1),
+        _stack(_spread(unit * row_norm, S.shape[:-1]), 1),
+        _stack(_spread(column_norm, (*S.shape[:-2], S.shape[-1])), 1),
         _stack(out, 2),
         _stack(undecided, 2),
     )
@@ -117,6 +117,11 @@ def _product(a: F64, b: F64) -> tuple[F32, MatmulReport]:
         return out, MatmulReport(outputs=S.size, on_grid=0, recomputed=0, non_finite=0)
     at = np.unravel_index(np.flatnonzero(undecided), S.shape)
     return out, _decide(a, b, _Norms(row_norm, column_norm), S=S, out=out, at=at)
+
+
+def _spread(x: F64, shape: tuple[int, ...]) -> F64:
+    """x broadcast to a contiguous array of this shape; x itself where it has it."""
+    return x if x.shape == shape else np.broadcast_to(x, shape).copy()
 
 
 def _stack(x: AnyArray, keep: int) -> AnyArray:

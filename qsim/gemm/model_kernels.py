@@ -17,7 +17,7 @@ from qsim.codec.jit import helper, kernel, read, write
 if TYPE_CHECKING:
     from qsim.arrays import F32, F64
 
-WIDTH = 64
+WIDTH = 256
 """Outputs whose chains run side by side."""
 
 _F4, _F8, _I8, _BOOL = numba.float32, numba.float64, numba.int64, numba.boolean
@@ -74,30 +74,44 @@ def _late(c: Any, s: Any, half: Any) -> Any:
 
 
 @helper
+def _larger(a: Any, b: Any) -> Any:
+    return a if a > b else b
+
+
+@helper
 def _step(
     a: Any, pa: Any, b: Any, pb: Any, first: Any, last: Any, start: Any, width: Any, c: Any, fraction: Any, keep: Any,
     half: Any, zero: Any, one: Any, top: Any, unit: Any, total: Any,
 ) -> None:  # fmt: skip
     """One step for outputs start..start+width-1 of a row: c [WIDTH] is what was and what is. zero, one: of the type.
 
-    a, pa [K], b, pb [K, N]; top, unit, total: scratch [WIDTH]; fraction: 2^F.
+    a, pa [K], b, pb [K, N], of a multiple of 4 k; top, unit, total: scratch [WIDTH]; fraction: 2^F.
     """
     for j in range(width):
         top[j] = _power_of(c[j], half)
-    for k in range(first, last):
-        p = pa[k]
-        row = pb[k, start : start + width]
-        for j in range(row.size):
-            power = p * row[j]
-            top[j] = power if power > top[j] else top[j]
+    for k in range(first, last, 4):
+        p0, p1, p2, p3 = pa[k], pa[k + 1], pa[k + 2], pa[k + 3]
+        r0, r1, r2, r3 = (
+            pb[k, start : start + width], pb[k + 1, start : start + width], pb[k + 2, start : start + width],
+            pb[k + 3, start : start + width],
+        )  # fmt: skip
+        for j in range(r0.size):
+            low, high = _larger(p0 * r0[j], p1 * r1[j]), _larger(p2 * r2[j], p3 * r3[j])
+            top[j] = _larger(top[j], _larger(low, high))
     for j in range(width):
         unit[j] = fraction / top[j] if top[j] > zero else one
         total[j] = np.trunc(c[j] * unit[j])
-    for k in range(first, last):
-        x = a[k]
-        row = b[k, start : start + width]
-        for j in range(row.size):
-            total[j] = total[j] + np.trunc((x * row[j]) * unit[j])
+    for k in range(first, last, 4):
+        x0, x1, x2, x3 = a[k], a[k + 1], a[k + 2], a[k + 3]
+        r0, r1, r2, r3 = (
+            b[k, start : start + width], b[k + 1, start : start + width], b[k + 2, start : start + width],
+            b[k + 3, start : start + width],
+        )  # fmt: skip
+        for j in range(r0.size):
+            u = unit[j]
+            low = np.trunc((x0 * r0[j]) * u) + np.trunc((x1 * r1[j]) * u)
+            high = np.trunc((x2 * r2[j]) * u) + np.trunc((x3 * r3[j]) * u)
+            total[j] = total[j] + (low + high)  # exact: in any order
     for j in range(width):
         c[j] = _result(np.float64(total[j]), np.float64(ONE / np.float64(unit[j])), keep, half)
 
