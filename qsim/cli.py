@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from qsim import __version__
-from qsim.errors import OutputError, QsimError
+from qsim.errors import OutputError, QsimError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from qsim.report.severity_table import Row
-    from qsim.sweep.cell import Cell
+    from qsim.report.products import Rows
+    from qsim.sweep.kinds import Kind
 
 app = typer.Typer(
     name="qsim",
@@ -119,21 +119,31 @@ def formats(json: JsonFlag = False) -> None:
 
 @app.command()
 def bench(
-    size: Annotated[int, typer.Option(min=1, help="Mi elements; 64 needs about 2 GB of memory.")] = 64,
+    size: Annotated[int, typer.Option(min=1, help="Mi elements for codecs; 64 needs about 2 GB of memory.")] = 64,
+    side: Annotated[int, typer.Option(min=64, help="Rows and columns of the matrix products.")] = 2048,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that are measured.")] = 7,
+    only: Annotated[str, typer.Option(help="codecs or products; both by default.")] = "",
     json: JsonFlag = False,
 ) -> None:
-    """Measure the codecs on this machine against NumPy and, where installed, ml_dtypes, torch and torchao."""
+    """Measure codecs and products on this machine against NumPy and, where installed, ml_dtypes, torch and others."""
     from qsim.report.bench import bench_data, bench_notes, bench_rows, bench_table
+    from qsim.report.bench_gemm import product_data, product_rows, product_table
 
-    rows = bench_rows(mebi=size, rounds=rounds)
+    if only not in ("", "codecs", "products"):
+        raise UsageError(f"--only {only!r}: choose codecs or products")
+    codecs = () if only == "products" else bench_rows(mebi=size, rounds=rounds)
+    products = () if only == "codecs" else product_rows(side=side, rounds=rounds)
     if json:
-        _print_json(bench_data(rows))
+        _print_json({"codecs": bench_data(codecs), "products": product_data(products)})
         return
     console = _console()
-    console.print(bench_table(rows), "")
-    for note in bench_notes(rows):
-        console.print(note)
+    if codecs:
+        console.print(bench_table(codecs), "")
+        for note in bench_notes(codecs):
+            console.print(note)
+    if products:
+        console.print(*([""] if codecs else []), product_table(products))
+        console.print("floor of a model: GMAC/s; of everything else: speed over the peer. '!' marks a figure below it.")
 
 
 @app.command()
@@ -217,22 +227,25 @@ def sweep(
     fast: Annotated[bool, typer.Option("--fast", help="float32 BLAS products; not reproducible to the bit.")] = False,
     extend: Annotated[bool, typer.Option("--extend", help="Add a changed study's cells to a folder.")] = False,
 ) -> None:
-    """Run a study over its grid and print the severity table; resumes by itself after any interruption."""
+    """Run a study over its grid and print its table; resumes by itself after any interruption."""
     from qsim._paths import studies_dir
     from qsim.backends import resolve_backend
     from qsim.report.products import write_products
-    from qsim.sweep.config import load_study
+    from qsim.sweep.config import SweepConfig, read_study
     from qsim.sweep.known import registries
     from qsim.sweep.progress import SweepProgress
     from qsim.sweep.run import check_cells
     from qsim.sweep.sweep import run_sweep
 
+    path = study or studies_dir() / "default.toml"
+    if backend or fast:
+        _require_lifecycle(path, "--backend" if backend else "--fast")
     overrides = list(sets or [])
     overrides += [f"run.backend={resolve_backend(backend)}"] if backend else []
     overrides += ["run.reproducible=false"] if fast else []
-    path = study or studies_dir() / "default.toml"
-    config = load_study(path, registries(), overrides)
-    check_cells(config.cells())
+    config = read_study(path, registries(), overrides)
+    if isinstance(config, SweepConfig):
+        check_cells(config.cells())
     folder = out or _default_out(path, overrides)
     try:
         with SweepProgress() as progress:
@@ -241,15 +254,15 @@ def sweep(
         print(f"qsim: stopped; what is finished stays in {folder}, call again to go on", file=sys.stderr)
         raise typer.Exit(130) from None
     rows = [(f.cell, f.record) for f in outcome.finished]
-    products = write_products(rows, folder, title=config.title or path.stem)  # first: a closed pipe loses nothing
-    _show_table(rows)
+    products = write_products(rows, folder, title=config.title or path.stem, kind=outcome.kind)
+    _show_table(rows, outcome.kind)  # after the files: a closed pipe loses nothing
     print(products)
     print(outcome.summary)
     for bad in (*outcome.failed, *outcome.crashed):
-        print(f"qsim: {_name(bad.cell)}: {bad.error}", file=sys.stderr)
+        print(f"qsim: {bad.cell.name}: {bad.error}", file=sys.stderr)
     odd = [cell for cell, record in rows if not record.as_expected]
     for cell in odd:
-        print(f"qsim: unexpected outcome: {_name(cell)}", file=sys.stderr)
+        print(f"qsim: unexpected outcome: {cell.name}", file=sys.stderr)
     raise typer.Exit(1 if odd or outcome.failed or outcome.crashed else 0)
 
 
@@ -261,24 +274,32 @@ def _default_out(path: Path, overrides: list[str]) -> Path:
     return Path("qsim-out") / (f"{path.stem}-{mark}" if overrides else path.stem)
 
 
-def _name(cell: Cell) -> str:
-    return f"{cell.defect} {cell.fmt} {cell.recipe} window {cell.window}"
+def _require_lifecycle(path: Path, option: str) -> None:
+    """Refuse an option that means nothing to the study: it would be a false promise."""
+    from qsim.sweep.config import study_kind
+    from qsim.sweep.kinds import LIFECYCLE
+
+    if (kind := study_kind(path)) != LIFECYCLE.name:
+        raise typer.BadParameter(
+            f"{path} is of kind {kind}: only a {LIFECYCLE.name} study chooses its arithmetic; leave {option} out",
+            param_hint=option,
+        )
 
 
-def _show_table(rows: list[Row]) -> None:
-    from qsim.report.severity_table import notes, severity_tables
+def _show_table(rows: Rows, kind: Kind) -> None:
+    from qsim.report.products import REPORTS
 
-    console = _console()
-    for table in severity_tables(rows, width=console.width):
+    console, report = _console(), REPORTS[kind.name]
+    for table in report.tables(rows, width=console.width):
         console.print(table, "")
-    for line in notes(rows):
+    for line in report.notes(rows):
         console.print(line)
 
 
 @app.command()
 def status(
     out: Annotated[Path, typer.Argument(help="Output folder of a sweep.")] = Path("qsim-out/default"),
-    table: Annotated[bool, typer.Option("--table", help="Also print the severity table so far.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Also print the table so far.")] = False,
 ) -> None:
     """Say how far a sweep is, also while it runs."""
     from qsim.sweep.sweep import read_sweep
@@ -289,6 +310,6 @@ def status(
         f"{len(view.failed)} failed, {len(view.crashed)} crashed"
     )
     for bad in (*view.failed, *view.crashed):
-        print(f"  {_name(bad.cell)}: {bad.error}")
+        print(f"  {bad.cell.name}: {bad.error}")
     if table:
-        _show_table([(f.cell, f.record) for f in view.finished])
+        _show_table([(f.cell, f.record) for f in view.finished], view.kind)

@@ -192,7 +192,7 @@ class _Job:
         left, right = self.a.values(), self.b.values()
         with np.errstate(all="ignore"):
             S = np.matmul(left, right.T)
-        finite = bool(np.isfinite(left).all() and np.isfinite(right).all())
+        finite = bool(np.isfinite(S).all())  # an operand that is not makes a whole row or column so
         if finite and self.depth <= wide_depth(self.a, self.b):
             return self._finished(S, 1.0, "float64 BLAS, exact by formats and scales")
         if finite and self._certified(left, right):

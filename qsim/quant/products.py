@@ -23,11 +23,16 @@ from qsim.quant.state import QuantizedTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GemmResult:
-    """d as ``scaled_gemm`` returns it; amax: the largest finite |y| before its output format; report: how it came."""
+    """d as ``scaled_gemm`` returns it, y float32 before its output format, and how the sums were made."""
 
     d: AnyArray
-    amax: np.float32
+    y: F32
     report: ProductReport
+
+    @property
+    def amax(self) -> np.float32:
+        """The largest finite |y|, what delayed scaling of D observes; 0.0 where there is none."""
+        return amax_of(self.y)
 
 
 def scaled_gemm(
@@ -73,7 +78,7 @@ def scaled_gemm_with_report(
     out_dtype: str = "float32",
     transpose_b: bool = False,
 ) -> GemmResult:
-    """``scaled_gemm``, the amax of D and how the sums were made."""
+    """``scaled_gemm``, with the amax of D and how the sums were made."""
     if not isinstance(epilogue, Epilogue):
         raise UsageError(f"epilogue is {type(epilogue).__name__}; pass qsim.gemm.Epilogue(...)")
     output_name(out_dtype)
@@ -87,7 +92,7 @@ def scaled_gemm_with_report(
     row, column = _factors(left.operand, right.operand)
     y = finished(result.acc, row, column, epilogue, order=order, correction=_correction(left, right))
     y = y.reshape(*a.shape[:-1], y.shape[1])
-    return GemmResult(d=output(y, out_dtype, epilogue), amax=amax_of(y), report=result.report)
+    return GemmResult(d=output(y, out_dtype, epilogue), y=y, report=result.report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

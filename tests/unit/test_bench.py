@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from qsim.cli import app
 from qsim.errors import UsageError
-from qsim.report import bench
+from qsim.report import bench, bench_gemm
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(bench, "_timed", timed)
     monkeypatch.setattr("qsim.codec.threads._chosen", 2)
     monkeypatch.setattr(bench, "_torchao_casts", lambda matrix: iter(()))  # minutes a call
+    monkeypatch.setattr(bench_gemm, "_timed", lambda c: (c.call(), 2.0 if c.what.startswith("numpy") else 4.0)[1])
     return calls
 
 
@@ -81,7 +82,26 @@ def test_the_command_prints_a_table_and_json(clock):
     assert "encode float8_e4m3fn" in shown.output
     assert "truncation to a byte" in shown.output
     read = json.loads(runner.invoke(app, ["bench", "--size", "1", "--rounds", "1", "--json"]).stdout)
-    assert bench.COPY == read[0]["what"]
+    assert bench.COPY == read["codecs"][0]["what"]
+    assert "exact float8_e4m3fn" in {row["what"] for row in read["products"]}
+    only = runner.invoke(app, ["bench", "--size", "1", "--rounds", "1", "--only", "products", "--side", "64", "--json"])
+    assert [] == json.loads(only.stdout)["codecs"]
+    assert 2 == runner.invoke(app, ["bench", "--only", "gemm"]).exit_code
+
+
+def test_products_are_compared_with_the_peer_of_their_shape(clock):
+    rows = {(row.what, row.shape): row for row in bench_gemm.product_rows(side=64, rounds=2)}
+    square, half = (64, 64, 64), (32, 32, 32)
+    assert (0.5, 0.85) == (rows["exact float8_e4m3fn", square].ratio, rows["exact float8_e4m3fn", square].floor)
+    assert "numpy float32 matmul" == rows["exact float4_e2m1fn, packed", square].peer
+    assert 0.2 == rows["exact float8_e5m2", half].floor
+    assert "float64 BLAS" in rows["exact float8_e5m2", half].path
+    assert 64**3 / 4.0 / 1e9 == rows["exact nvfp4_te, packed", square].gmacs
+    assert 0.8 == rows["model hopper_wgmma", (256, 256, 1024)].floor
+    shown = bench_gemm.product_table(tuple(rows.values()))
+    assert len(rows) == shown.row_count
+    with pytest.raises(UsageError, match="at least 64"):
+        bench_gemm.product_rows(side=32)
 
 
 def test_sizes_below_one_are_refused():

@@ -34,7 +34,7 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("example", "lines"), list(zip(blocks("python"), (2, 3), strict=True)), ids=["codec", "lifecycle"]
+    ("example", "lines"), list(zip(blocks("python"), (2, 1, 3), strict=True)), ids=["codec", "gemm", "lifecycle"]
 )
 def test_a_python_example_prints_what_its_comments_say(example, lines):
     promised = re.findall(r"^print\(.*\)  # (.*)$", example, re.MULTILINE)
