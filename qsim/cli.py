@@ -258,6 +258,7 @@ def sweep(
     _show_table(rows, outcome.kind)  # after the files: a closed pipe loses nothing
     print(products)
     print(outcome.summary)
+    print(f"sha256 of the results: {outcome.digest}")
     for bad in (*outcome.failed, *outcome.crashed):
         print(f"qsim: {bad.cell.name}: {bad.error}", file=sys.stderr)
     odd = [cell for cell, record in rows if not record.as_expected]

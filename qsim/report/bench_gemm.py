@@ -180,9 +180,10 @@ def _trainer(arena: _Arena) -> None:
         def plain(a: AnyArray = a, b: AnyArray = b) -> AnyArray:
             return (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)
 
-        arena.add("float64 product with its casts", (m, n, k), plain, repeat=REPEAT)
-        arena.add("certified float32 matmul", (m, n, k), functools.partial(matmul, a, b), floor=1 / 1.5,
-                  peer="float64 product with its casts", repeat=REPEAT, path="float64 BLAS, a certificate an output")  # fmt: skip
+        peer, path = "float64 product with its casts", "float64 BLAS, a certificate an output"
+        arena.add(peer, (m, n, k), plain, repeat=REPEAT)
+        certified = functools.partial(matmul, a, b)
+        arena.add("certified float32 matmul", (m, n, k), certified, floor=1 / 1.5, peer=peer, repeat=REPEAT, path=path)
 
 
 def _model(arena: _Arena) -> None:

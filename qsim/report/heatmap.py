@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qsim.arrays import F64
-from qsim.errors import OutputError, UsageError
+from qsim.errors import UsageError
+from qsim.report.pictures import blank
 from qsim.report.severity_table import Row, blocks, figure, label, short
 
 if TYPE_CHECKING:
@@ -26,13 +26,6 @@ def severity_figure(rows: Sequence[Row], *, title: str) -> Figure:
     Colour: the median relative error against the correct twin on a log scale. Hatched where any output is not
     finite; grey where the defect cannot be hosted. Needs the extra ``plot``.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.colors import LogNorm
-        from matplotlib.figure import Figure as NewFigure
-    except ImportError as error:
-        raise UsageError(f'the heatmap needs {error.name}; install "qsim[plot]"') from error
-
     panels = [(setting, [row for row in group if row[0].defect != "high_precision"]) for setting, group in blocks(rows)]
     panels = [panel for panel in panels if panel[1]]
     defects = [d for d in dict.fromkeys(c.defect for _, group in panels for c, _ in group) if d != "correct"]
@@ -41,8 +34,9 @@ def severity_figure(rows: Sequence[Row], *, title: str) -> Figure:
         raise UsageError("no defect has an outcome yet; nothing to draw")
     width = 4.2 + len(panels) * (0.35 + 0.9 * len(formats))
     height = 1.7 + 0.5 * len(defects)
-    fig = NewFigure(figsize=(width, height), dpi=110)
-    FigureCanvasAgg(fig)
+    fig = blank((width, height), what="the heatmap")
+    from matplotlib.colors import LogNorm  # there: the figure was made by it
+
     axes = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     left, right, top, bottom = 2.9 / width, 1 - 1.0 / width, 1 - 0.75 / height, 0.7 / height
     fig.subplots_adjust(left=left, right=right, top=top, bottom=bottom, wspace=0.06)
@@ -93,25 +87,3 @@ def _grid(group: Sequence[Row], defects: Sequence[str], formats: Sequence[str]) 
         text[at] = f"{figure(record.rel_error_median)}\n{figure(record.rel_error_p99)}"
         bad[at] = record.nonfinite_outputs > 0
     return values, text, bad
-
-
-def is_whole(path: Path, mark: str) -> bool:
-    """True where ``path`` is a complete PNG that was drawn with this mark."""
-    if not path.is_file():
-        return False
-    data = path.read_bytes()
-    return mark.encode() in data and data.endswith(b"IEND\xaeB`\x82")
-
-
-def write_heatmap(rows: Sequence[Row], path: Path, *, title: str, mark: str) -> None:
-    """Draw and write a PNG; the file appears whole or not at all. OutputError where it cannot be written.
-
-    mark: a digest of what is drawn, kept in the file's metadata for ``is_whole``.
-    """
-    fig = severity_figure(rows, title=title)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        fig.savefig(part, format="png", metadata={"Software": None, "Comment": mark})
-        part.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error

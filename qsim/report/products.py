@@ -1,31 +1,78 @@
-"""The files that a sweep leaves for a reader: severity.csv and heatmap.png. Measures nothing."""
+"""What each kind of study leaves for a reader: a table in the terminal, a CSV, a figure. Measures nothing."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from qsim.errors import OutputError, UsageError
-from qsim.report.heatmap import is_whole, write_heatmap
-from qsim.report.severity_table import Row, severity_csv
+from qsim.report.accumulation import accumulation_figure
+from qsim.report.accumulation_table import accumulation_csv, accumulation_notes, accumulation_tables
+from qsim.report.heatmap import severity_figure
+from qsim.report.pictures import is_whole, write_picture
+from qsim.report.severity_table import notes, severity_csv, severity_tables
+from qsim.sweep.kinds import ACCUMULATION, LIFECYCLE, AnyCell, AnyRecord, Kind
 
-TABLE, FIGURE = "severity.csv", "heatmap.png"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+Rows = Sequence[tuple[AnyCell, AnyRecord]]
 
 
-def write_products(rows: Sequence[Row], folder: Path, *, title: str) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How the rows of one kind are shown; table and figure are file names. All rows are of that kind."""
+
+    table: str
+    figure: str
+    csv: Callable[[Any], str]
+    draw: Callable[..., Figure]
+    tables: Callable[..., Iterator[Table]]
+    notes: Callable[[Any], list[str]]
+
+
+REPORTS: Mapping[str, Report] = MappingProxyType(
+    {
+        LIFECYCLE.name: Report(
+            table="severity.csv",
+            figure="heatmap.png",
+            csv=severity_csv,
+            draw=severity_figure,
+            tables=severity_tables,
+            notes=notes,
+        ),
+        ACCUMULATION.name: Report(
+            table="accumulation.csv",
+            figure="accumulation.png",
+            csv=accumulation_csv,
+            draw=accumulation_figure,
+            tables=accumulation_tables,
+            notes=accumulation_notes,
+        ),
+    }
+)
+"""Kind of study -> its report."""
+
+
+def write_products(rows: Rows, folder: Path, *, title: str, kind: Kind) -> str:
     """Write what is missing or differs from ``rows``, each file whole or not at all; the line that names them.
 
     A missing plot extra costs the picture, not the sweep. OutputError where a file cannot be written.
     """
-    text = severity_csv(rows)
+    report = REPORTS[kind.name]
+    text = report.csv(rows)
     mark = hashlib.sha256((title + text).encode()).hexdigest()
-    table, figure = folder / TABLE, folder / FIGURE
+    table, figure = folder / report.table, folder / report.figure
     if not (table.is_file() and table.read_bytes() == text.encode()):
         _replace(table, text)
     try:
         if not is_whole(figure, mark):
-            write_heatmap(rows, figure, title=title, mark=mark)
+            write_picture(report.draw(rows, title=title), figure, mark=mark)
     except UsageError as error:
         return f"table: {table}   no figure: {error}"
     return f"table: {table}   figure: {figure}"

@@ -33,6 +33,8 @@ class Known:
     backends: tuple[str, ...] = ()
     orders: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
     def names(self, kind: str) -> Mapping[str, str]:
         """Accepted name -> canonical name."""

@@ -52,6 +52,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     schedule: ScheduleParams
     workload: WorkloadParams
 
+    @property
+    def name(self) -> str:
+        """The cell in one line, for messages."""
+        return f"{self.defect} {self.fmt} {self.recipe} window {self.window}"
+
 
 class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one cell. Errors are relative L2 errors of GEMM outputs against the correct twin.

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 
 from qsim.errors import UsageError
 from qsim.sweep import worker
-from qsim.sweep.cell import Cell
 from qsim.sweep.identity import case_id
 from qsim.sweep.journal import Journal
+from qsim.sweep.kinds import LIFECYCLE, AnyCell
 from qsim.sweep.worker import Answer, Run, one_line
 
-RUN_CELL = "qsim.sweep.run:run_cell"
+RUN_CELL = LIFECYCLE.run
 THREAD_CAPS = (
     "OMP_NUM_THREADS",
     "QSIM_THREADS",
@@ -63,7 +63,7 @@ def available_cores() -> int:
 
 
 def run_cells(
-    cells: Sequence[Cell],
+    cells: Sequence[AnyCell],
     journal: Journal,
     *,
     workers: int | None = None,
@@ -114,9 +114,9 @@ class _Job:
         if self.on_progress is not None:
             self.on_progress(self.tally)
 
-    def together(self, waiting: deque[Cell], workers: int) -> list[Cell]:
+    def together(self, waiting: deque[AnyCell], workers: int) -> list[AnyCell]:
         """Empty the queue with a shared pool. If it breaks: the cells that were in it without an answer."""
-        flight: dict[Future[Answer], Cell] = {}
+        flight: dict[Future[Answer], AnyCell] = {}
         try:
             with _pool(workers, self.run) as pool:
                 while waiting or flight:
@@ -137,9 +137,9 @@ class _Job:
                 suspects.append(cell)
         return suspects
 
-    def alone(self, cell: Cell) -> None:
+    def alone(self, cell: AnyCell) -> None:
         """One cell in a process of its own; a death here is its second."""
-        flight: dict[Future[Answer], Cell] = {}
+        flight: dict[Future[Answer], AnyCell] = {}
         try:
             with _pool(1, self.run) as pool:
                 self.submit(pool, deque([cell]), flight)
@@ -151,14 +151,14 @@ class _Job:
             self.counts["crashed"] += 1
         self.report()
 
-    def submit(self, pool: ProcessPoolExecutor, waiting: deque[Cell], flight: dict[Future[Answer], Cell]) -> None:
+    def submit(self, pool: ProcessPoolExecutor, waiting: deque[AnyCell], flight: dict[Future[Answer], AnyCell]) -> None:
         with _sigint_held():
             future = pool.submit(worker.work, self.run, waiting[0])  # raises on a broken pool: the cell stays queued
         cell = waiting.popleft()
         flight[future] = cell
         self.journal.begin(case_id(cell))
 
-    def keep(self, cell: Cell, answer: Answer) -> None:
+    def keep(self, cell: AnyCell, answer: Answer) -> None:
         if answer.error:
             self.journal.fail(case_id(cell), answer.error, answer.detail)
         else:

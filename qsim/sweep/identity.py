@@ -19,26 +19,37 @@ import msgspec
 
 from qsim.errors import InputError, StudyError
 from qsim.sweep.cell import Cell, CellRecord
+from qsim.sweep.kinds import KINDS, LIFECYCLE, AnyCell, AnyRecord, Kind, kind_of
 
 ENGINE = 1  # raise it when the same cell would give other numbers: old results then belong to other cases
+ACCUMULATION_ENGINE = 1  # the same for cells of accumulation studies
 CASE_ID_DIGITS = 20
+_KIND = "kind"
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def case_id(cell: Cell) -> str:
+def engine_of(kind: Kind) -> int:
+    """The version of the semantics of a kind's cells."""
+    return ENGINE if kind is LIFECYCLE else ACCUMULATION_ENGINE
+
+
+def case_id(cell: AnyCell) -> str:
     """The first 20 hex digits of the sha256 of the cell's identity."""
     return hashlib.sha256(identity_text(cell).encode()).hexdigest()[:CASE_ID_DIGITS]
 
 
-def identity_text(cell: Cell) -> str:
+def identity_text(cell: AnyCell) -> str:
     """Canonical JSON of engine and parameters; refuses NaN, infinities, -0.0 and undigested tensors."""
-    return canonical_json({"engine": ENGINE, "cell": parameters(cell)})
+    kind = kind_of(cell)
+    return canonical_json({"engine": engine_of(kind), "cell": parameters(cell)} | _tag(kind))
 
 
-def parameters(cell: Cell) -> dict[str, Any]:
+def parameters(cell: AnyCell) -> dict[str, Any]:
     """The typed parameters of a cell as plain values, without the path of its tensors."""
-    plain = _plain(cell, Cell, "cell", _parameter_hex)
+    plain = typing.cast(dict[str, Any], _plain(cell, type(cell), "cell", _parameter_hex))
+    if not isinstance(cell, Cell):
+        return plain
     workload = plain["workload"]
     if not workload["tensors_digest"]:
         raise StudyError(
@@ -46,7 +57,12 @@ def parameters(cell: Cell) -> dict[str, Any]:
             "fill in the sha256 of the file, or load the study with load_study, which does"
         )
     del workload["tensors"]
-    return typing.cast(dict[str, Any], plain)
+    return plain
+
+
+def _tag(kind: Kind) -> dict[str, str]:
+    """What tells a text's kind. Lifecycle cells were there first and carry none."""
+    return {} if kind is LIFECYCLE else {_KIND: kind.name}
 
 
 def spec_hash(case_ids: Sequence[str]) -> str:
@@ -54,9 +70,9 @@ def spec_hash(case_ids: Sequence[str]) -> str:
     return hashlib.sha256(canonical_json(list(case_ids)).encode()).hexdigest()
 
 
-def encode_record(record: CellRecord) -> str:
+def encode_record(record: AnyRecord) -> str:
     """Canonical JSON of a record; floats are hex strings, inf and nan included. NumPy scalars are welcome."""
-    return canonical_json(_plain(record, CellRecord, "record", float.hex))
+    return canonical_json(_plain(record, type(record), "record", float.hex))
 
 
 def decode_record(text: str) -> CellRecord:
@@ -64,19 +80,31 @@ def decode_record(text: str) -> CellRecord:
     return _decoded(text, CellRecord)
 
 
-def record_digest(record: CellRecord) -> str:
+def decode_record_of(cell: AnyCell, text: str) -> AnyRecord:
+    """The record of a cell, of the cell's kind. Raises InputError."""
+    return _decoded(text, kind_of(cell).record)
+
+
+def record_digest(record: AnyRecord) -> str:
     """sha256 of the record's canonical text."""
     return text_digest(encode_record(record))
 
 
-def encode_cell(cell: Cell) -> str:
+def encode_cell(cell: AnyCell) -> str:
     """Canonical JSON of a cell with the path of its tensors: for the journal, not for its identity."""
-    return canonical_json(_plain(cell, Cell, "cell", _parameter_hex))
+    return canonical_json(_plain(cell, type(cell), "cell", _parameter_hex) | _tag(kind_of(cell)))
 
 
-def decode_cell(text: str) -> Cell:
+def decode_cell(text: str) -> AnyCell:
     """The inverse of encode_cell. Raises InputError."""
-    return _decoded(text, Cell)
+    try:
+        value = json.loads(text)
+        name = value.pop(_KIND, LIFECYCLE.name) if isinstance(value, dict) else LIFECYCLE.name
+    except ValueError as error:
+        raise InputError(f"no cell in {text[:60]!r}: {error}") from error
+    if name not in KINDS:
+        raise InputError(f"a cell of kind {name!r} is unknown here; use the qsim that wrote it, or give another --out")
+    return _decoded(json.dumps(value), KINDS[name].cell)
 
 
 def text_digest(text: str) -> str:

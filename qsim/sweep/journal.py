@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import Any
 
 from qsim.errors import InputError, OutputError, QsimError, UsageError
-from qsim.sweep.cell import Cell
 from qsim.sweep.folder import FolderLock, prepare_folder
-from qsim.sweep.identity import ENGINE, case_id, encode_cell, spec_hash, text_digest
+from qsim.sweep.identity import case_id, decode_cell, encode_cell, engine_of, spec_hash, text_digest
+from qsim.sweep.kinds import AnyCell, kind_of, kind_of_grid
 from qsim.sweep.readback import APPLICATION, BUSY_SECONDS, JOURNAL, VERSION, is_fresh, readable
 
-RESULTS = "results.jsonl"
+RESULTS, DIGEST, STUDY = "results.jsonl", "results.sha256", "study.toml"
 _TABLES = """
 CREATE TABLE sweep (number INTEGER PRIMARY KEY, spec_text TEXT NOT NULL, spec_hash TEXT NOT NULL,
                     engine INTEGER NOT NULL, provenance TEXT NOT NULL);
@@ -52,7 +52,7 @@ class Journal:
     def open(
         cls,
         out: Path | str,
-        cells: Sequence[Cell],
+        cells: Sequence[AnyCell],
         *,
         spec_text: str,
         provenance: Mapping[str, str],
@@ -63,7 +63,7 @@ class Journal:
         OutputError where the folder cannot be written or is in use; InputError where its journal is none;
         UsageError where it holds another grid and ``extend`` is false. Nothing has run then.
         """
-        folder = prepare_folder(Path(out), taken=(JOURNAL, RESULTS))
+        folder = prepare_folder(Path(out), taken=(JOURNAL, RESULTS, DIGEST, STUDY))
         lock = FolderLock.acquire(folder)
         try:
             with readable(folder / JOURNAL, writing=True):
@@ -82,7 +82,9 @@ class Journal:
             raise
         return journal
 
-    def _adopt(self, cells: Sequence[Cell], fresh: bool, extend: bool, text: str, provenance: dict[str, str]) -> None:
+    def _adopt(
+        self, cells: Sequence[AnyCell], fresh: bool, extend: bool, text: str, provenance: dict[str, str]
+    ) -> None:
         """Take the cells as the grid of this folder; refuse another grid."""
         ids = [case_id(cell) for cell in cells]
         wanted = spec_hash(ids)
@@ -101,9 +103,10 @@ class Journal:
                     return
                 if not extend:
                     raise UsageError(self._refusal(held, wanted, ids))
+                self._require_kind(cells)
             self._db.execute(
                 "INSERT INTO sweep (spec_text, spec_hash, engine, provenance) VALUES (?, ?, ?, ?)",
-                (text, wanted, ENGINE, json.dumps(provenance, sort_keys=True)),
+                (text, wanted, engine_of(kind_of_grid(cells)), json.dumps(provenance, sort_keys=True)),
             )
             # finished cases that the grid no longer has are kept behind it; unfinished ones are not wanted
             self._db.execute("DELETE FROM cases WHERE case_id NOT IN (SELECT case_id FROM results)")
@@ -112,6 +115,16 @@ class Journal:
                 "INSERT INTO cases (case_id, position, cell) VALUES (?, ?, ?) "
                 "ON CONFLICT (case_id) DO UPDATE SET position = excluded.position, cell = excluded.cell",
                 [(name, i, encode_cell(cell)) for i, (name, cell) in enumerate(zip(ids, cells, strict=True))],
+            )
+
+    def _require_kind(self, cells: Sequence[AnyCell]) -> None:
+        """One folder, one kind of study: its table and figure have room for no other."""
+        text = self._one("SELECT cell FROM cases LIMIT 1")
+        held, wanted = None if text is None else kind_of(decode_cell(text)), kind_of_grid(cells)
+        if held is not None and held is not wanted:
+            raise UsageError(
+                f"{str(self.out / JOURNAL)!r} holds a study of kind {held.name}, and this one is of kind "
+                f"{wanted.name}: --extend cannot add it; give another --out"
             )
 
     def _refusal(self, held: str, wanted: str, ids: list[str]) -> str:

@@ -6,9 +6,10 @@ from qsim.backends import BACKENDS
 from qsim.formats import ALIASES, FORMATS
 from qsim.quant import RECIPES
 from qsim.sim import CONTRASTS, DEFECTS, PRESETS, Order
+from qsim.sweep.accumulation.schema import SWEPT
 from qsim.sweep.allowed import Known
 from qsim.sweep.run import CONTROLS
-from qsim.workloads import WORKLOADS
+from qsim.workloads import DATA, WORKLOADS
 
 SCALE_ONLY = "float8_e8m0fnu"
 """A format of scales, not of tensors: it has no sign and no zero."""
@@ -25,4 +26,6 @@ def registries() -> Known:
         backends=tuple(BACKENDS),  # "auto" is resolved before a cell is made: a case names what computed it
         orders=tuple(order.value for order in Order),
         workloads=tuple(WORKLOADS),
+        models=SWEPT,
+        data=tuple(DATA),
     )

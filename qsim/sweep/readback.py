@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsim.errors import InputError, OutputError
-from qsim.sweep.cell import Cell, CellRecord
-from qsim.sweep.identity import decode_cell, decode_record, text_digest
+from qsim.sweep.identity import decode_cell, decode_record_of, text_digest
+from qsim.sweep.kinds import AnyCell, AnyRecord
 
 JOURNAL = "journal.sqlite"
 APPLICATION = 0x7173696D  # "qsim": tells our file from any other SQLite file
@@ -27,10 +27,10 @@ class Case:
     """
 
     case_id: str
-    cell: Cell
+    cell: AnyCell
     state: str
     note: str
-    record: CellRecord | None
+    record: AnyRecord | None
     body: str
 
 
@@ -70,15 +70,16 @@ def read_journal(out: Path | str) -> JournalView:
 
 
 def _case(row: tuple[str, str, str, str, str | None, str | None], path: Path) -> Case:
-    name, cell, state, note, digest, body = row
+    name, cell_text, state, note, digest, body = row
     if body is not None and text_digest(body) != digest:
         raise InputError(f"{str(path)!r} is damaged: the result of case {name} does not match its digest; restore it")
+    cell = decode_cell(cell_text)
     return Case(
         case_id=name,
-        cell=decode_cell(cell),
+        cell=cell,
         state=state,
         note=note,
-        record=None if body is None else decode_record(body),
+        record=None if body is None else decode_record_of(cell, body),
         body=body or "",
     )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, StrictBool, model_validator
 
@@ -88,6 +88,8 @@ class RunTable(Table):
 
 class SweepConfig(Table):
     """A whole study. Build it with load_study, which checks names and ties the tensors to their bytes."""
+
+    kind: ClassVar[str] = "lifecycle"
 
     schema_version: Annotated[int, Whole(1, 1)] = Field(alias="schema")
     title: str = ""
@@ -194,11 +196,16 @@ class SweepConfig(Table):
             del tables["grid"]["mean_shift"]
         else:
             del tables["workload"]["mean_shift"]
-        lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
-        for name, table in tables.items():
-            if isinstance(table, dict):
-                lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-        return "\n".join(lines) + "\n"
+        return toml_text(tables)
+
+
+def toml_text(tables: Mapping[str, Any]) -> str:
+    """Plain values and tables of them as TOML; plain values first."""
+    lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:

@@ -1,7 +1,8 @@
 """A study into results, in one call that can be killed and called again. Knows no events and no bits.
 
 An output folder holds ``journal.sqlite`` (the memory: read it with read_sweep at any time) and, once a sweep
-has ended, ``results.jsonl``: one canonical line a case in cell order, the same for any number of workers.
+has ended, ``results.jsonl``: one canonical line a case in cell order, the same for any number of workers;
+``results.sha256``: its digest, which sha256sum -c reads; ``study.toml``: the study with overrides and defaults.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from qsim.errors import OutputError
-from qsim.sweep.cell import Cell, CellRecord
-from qsim.sweep.executor import RUN_CELL, Tally, run_cells
-from qsim.sweep.identity import canonical_json, parameters
-from qsim.sweep.journal import RESULTS, Journal
+from qsim.sweep.executor import Tally, run_cells
+from qsim.sweep.identity import canonical_json, parameters, text_digest
+from qsim.sweep.journal import DIGEST, RESULTS, STUDY, Journal
+from qsim.sweep.kinds import AnyCell, AnyRecord, Kind, kind_of_grid
 from qsim.sweep.readback import Case, JournalView, read_journal
 from qsim.sweep.worker import Run
 
 if TYPE_CHECKING:  # reading results needs no pydantic
-    from qsim.sweep.schema import SweepConfig
+    from qsim.sweep.config import Study
 
 
 class Finished(NamedTuple):
     """A cell and what came out of it."""
 
     case_id: str
-    cell: Cell
-    record: CellRecord
+    cell: AnyCell
+    record: AnyRecord
 
 
 class Unfinished(NamedTuple):
     """A cell without a record, and why: one line."""
 
     case_id: str
-    cell: Cell
+    cell: AnyCell
     error: str
 
 
@@ -55,12 +56,18 @@ class SweepView:
     finished: tuple[Finished, ...]
     failed: tuple[Unfinished, ...]
     crashed: tuple[Unfinished, ...]
-    pending: tuple[Cell, ...]
+    pending: tuple[AnyCell, ...]
 
     @property
     def total(self) -> int:
         """All cells."""
         return len(self.finished) + len(self.failed) + len(self.crashed) + len(self.pending)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of study."""
+        ended = [f.cell for f in self.finished] + [u.cell for u in (*self.failed, *self.crashed)]
+        return kind_of_grid([*ended, *self.pending])
 
     @property
     def complete(self) -> bool:
@@ -75,8 +82,9 @@ class SweepView:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOutcome(SweepView):
-    """A sweep that has ended: what is there, and how much of it is from this call."""
+    """A sweep that has ended: what is there, and how much of it is from this call. digest: sha256 of the results."""
 
+    digest: str
     done_before: int
     done_now: int
 
@@ -92,27 +100,28 @@ class SweepOutcome(SweepView):
 
 
 def run_sweep(
-    config: SweepConfig,
+    config: Study,
     *,
     out: Path | str,
     workers: int | None = None,
-    run: Run = RUN_CELL,
+    run: Run | None = None,
     extend: bool = False,
     progress: Callable[[Tally], None] | None = None,
 ) -> SweepOutcome:
     """Run what is missing of a study in a folder, and export the results.
 
     Cells that failed or crashed in an earlier call are tried again. extend: take the cells of another study
-    into the same folder and keep what is done. Errors before any work: OutputError (folder), InputError
-    (journal), UsageError (another study is in there). Ctrl-C is raised again; call it anew to go on.
+    into the same folder and keep what is done. run: by default what runs cells of this kind. Errors before any
+    work: OutputError (folder), InputError (journal), UsageError (another study is in there). Ctrl-C is raised again;
+    call it anew to go on.
     """
     cells = config.cells()
     with Journal.open(out, cells, spec_text=config.to_toml(), provenance=_provenance(), extend=extend) as journal:
-        tally = run_cells(cells, journal, workers=workers, run=run, on_progress=progress)
+        tally = run_cells(cells, journal, workers=workers, run=run or kind_of_grid(cells).run, on_progress=progress)
         view = read_journal(out)
-        _export(view, Path(out) / RESULTS)
+        digest = _export(view, Path(out))
     seen = _view(Path(out), view)
-    return SweepOutcome(**vars(seen), done_before=tally.done_before, done_now=tally.done_now)
+    return SweepOutcome(**vars(seen), digest=digest, done_before=tally.done_before, done_now=tally.done_now)
 
 
 def read_sweep(out: Path | str) -> SweepView:
@@ -136,9 +145,18 @@ def _view(out: Path, view: JournalView) -> SweepView:
     )
 
 
-def _export(view: JournalView, path: Path) -> None:
-    """Write the results whole or not at all: a reader sees the old file or the new one."""
+def _export(view: JournalView, out: Path) -> str:
+    """Write the results, their digest and the study; the digest."""
     text = "".join(_line(case) + "\n" for case in view.cases)
+    _replace(out / RESULTS, text)
+    digest = text_digest(text)
+    _replace(out / DIGEST, f"{digest}  {RESULTS}\n")
+    _replace(out / STUDY, view.spec_text)
+    return digest
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a reader sees the old file or the new one."""
     temporary = path.with_name(f".{path.name}.part")  # one name is enough: the sweep has the folder for itself
     try:
         with temporary.open("w", encoding="utf-8", newline="\n") as file:

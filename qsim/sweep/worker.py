@@ -12,12 +12,12 @@ import traceback
 from collections.abc import Callable
 from functools import cache
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from qsim.sweep.cell import Cell, CellRecord
 from qsim.sweep.identity import encode_record
+from qsim.sweep.kinds import AnyCell, AnyRecord, kind_of
 
-Run = str | Callable[[Cell], CellRecord]  # "module:function", or a callable that can be pickled
+Run = str | Callable[[Any], AnyRecord]  # "module:function", or a callable that can be pickled
 _ERROR_LENGTH = 500
 
 
@@ -42,12 +42,12 @@ def _end_with_parent(lifeline: Connection) -> None:
 
 
 @cache
-def resolve(run: Run) -> Callable[[Cell], CellRecord]:
+def resolve(run: Run) -> Callable[[Any], AnyRecord]:
     """The callable itself."""
     if not isinstance(run, str):
         return run
     module, _, name = run.partition(":")
-    found: Callable[[Cell], CellRecord] = getattr(importlib.import_module(module), name)
+    found: Callable[[Any], AnyRecord] = getattr(importlib.import_module(module), name)
     return found
 
 
@@ -57,12 +57,12 @@ def ready(run: Run) -> int:
     return os.getpid()
 
 
-def work(run: Run, cell: Cell) -> Answer:
+def work(run: Run, cell: AnyCell) -> Answer:
     """Run one cell. Whatever it raises is an answer; only a dead process has none."""
     try:
-        record = resolve(run)(cell)
-        if not isinstance(record, CellRecord):
-            raise TypeError(f"{run} returned {type(record).__name__}, not a CellRecord")
+        record, due = resolve(run)(cell), kind_of(cell).record
+        if not isinstance(record, due):
+            raise TypeError(f"{run} returned {type(record).__name__}, not a {due.__name__}")
         return Answer(encode_record(record))
     except BaseException as error:  # SystemExit too: it must not pass for a crash
         return Answer("", one_line(error), traceback.format_exc())

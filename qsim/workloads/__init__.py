@@ -4,10 +4,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qsim.workloads.capture import Capture, read_capture
+from qsim.workloads.drawn import DATA, draw_operands
 from qsim.workloads.model import OpenWorkload, Shaping, Workload
 from qsim.workloads.replay import Replay, open_replay
 
 WORKLOADS: Mapping[str, OpenWorkload] = MappingProxyType({"replay": open_replay})
 """Kind -> how to open it. A workload is one file and one line here."""
 
-__all__ = ["WORKLOADS", "Capture", "OpenWorkload", "Replay", "Shaping", "Workload", "open_replay", "read_capture"]
+__all__ = [
+    "DATA",
+    "WORKLOADS",
+    "Capture",
+    "OpenWorkload",
+    "Replay",
+    "Shaping",
+    "Workload",
+    "draw_operands",
+    "open_replay",
+    "read_capture",
+]
