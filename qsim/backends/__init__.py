@@ -38,8 +38,8 @@ def resolve_backend(name: str) -> str:
 
 def get_backend(name: str) -> Backend:
     """The backend of this name, or of the best one for "auto"; UsageError lists the known ones."""
-    chosen = resolve_backend(name)
-    if chosen not in BACKENDS:
+    chosen = resolve_backend(name) if isinstance(name, str) else name
+    if not isinstance(chosen, str) or chosen not in BACKENDS:
         raise UsageError(f"unknown backend {name!r}; known: {', '.join((*BACKENDS, 'auto'))}")
     return _load(chosen)
 

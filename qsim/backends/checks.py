@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.arrays import F32, I64, AnyArray, frozen
+from qsim.codec.inputs import check_is_stream
 from qsim.errors import FormatError, UsageError
 from qsim.formats import RoundMode
 
@@ -63,13 +64,15 @@ def as_codes(array: AnyArray) -> AnyArray:
 
 
 def streams_of(spec: CastSpec, replicas: int) -> Sequence[RandomStream | None]:
-    """The stream of every replica, None where the rounding draws nothing; UsageError for another number of them."""
+    """The stream of every replica, None where the rounding draws nothing; UsageError for another number or type."""
     draws = spec.policy.rounding is RoundMode.STOCHASTIC
     if len(spec.streams) != (replicas if draws else 0):
         raise UsageError(
             f"policy {spec.policy.name} rounds by {spec.policy.rounding.value!r} and the cast has {len(spec.streams)} "
             f"streams for {replicas} replicas; give one a replica to stochastic rounding, and none to any other"
         )
+    for stream in spec.streams:
+        check_is_stream(stream)
     return spec.streams if draws else (None,) * replicas
 
 

@@ -41,8 +41,6 @@ from qsim.philox import RandomStream
 SHORT_ROW = 4096
 """Elements of a piece of a long row, so that several threads find work in it."""
 
-_MERGING = threading.Lock()
-
 # Neutral operands: x - (+0) and v + (-0) return x and v in every bit, zeros of both signs included.
 _NOTHING_TO_SUBTRACT = np.zeros((1, 1), np.float32)
 _NOTHING_TO_ADD = np.full((1, 1), -0.0, np.float32)
@@ -63,6 +61,7 @@ class NumbaBackend:
         codes = np.empty(x.shape, np.uint8)
         amax = np.zeros(rows.shape[0], np.float32)
         counts = np.zeros((rows.shape[0], 4), np.int64)
+        merging = threading.Lock()  # of this call: a forked child inherits none that is held
         source, target = np.ascontiguousarray(x).reshape(rows.shape), codes.reshape(rows.shape)
         scales, constants = np.ascontiguousarray(scale).reshape(-1), encoder_table(spec.fmt, spec.policy)
 
@@ -72,7 +71,7 @@ class NumbaBackend:
             kernels.quantize(
                 source[here], part.partner, part.row_of, scales[own], constants, target[here], top, count
             )  # fmt: skip
-            with _MERGING:
+            with merging:
                 np.maximum(amax[own], top, out=amax[own])
                 counts[own] += count
 
@@ -110,13 +109,14 @@ class NumbaBackend:
         rows, partner = _with_center(x.shape, lead, center, _NOTHING_TO_SUBTRACT)
         amax = np.zeros(rows.shape[0], np.float32)
         counts = np.zeros((rows.shape[0], 2), np.int64)
+        merging = threading.Lock()  # of this call: a forked child inherits none that is held
         source = x.reshape(rows.shape)
 
         def work(part: Part) -> None:
             own = part.replicas
             top, count = np.empty_like(amax[own]), np.zeros_like(counts[own])
             kernels.observe(source[part.place], part.partner, part.row_of, top, count)
-            with _MERGING:
+            with merging:
                 np.maximum(amax[own], top, out=amax[own])
                 counts[own] += count
 

@@ -10,8 +10,8 @@ import numpy as np
 from qsim.checks import yes_or_no
 from qsim.codec import numba_kernels as kernels
 from qsim.codec.counts import CastCounts
-from qsim.codec.general import COUNTS, check_stream, encode_flat, first_refused
-from qsim.codec.inputs import as_array, no_quantized_tensor
+from qsim.codec.general import COUNTS, encode_flat, first_refused
+from qsim.codec.inputs import as_array, check_stream, no_quantized_tensor
 from qsim.codec.oracle import place, refusal
 from qsim.codec.packing import pack, packed_length, unpack
 from qsim.codec.tables import decode_table, encoder_table, has_fast_kernel
@@ -181,7 +181,7 @@ def decode(
     """
     no_quantized_tensor(codes, "qsim.dequantize decodes it, with its scales")
     fmt = _format(fmt)
-    array = np.asarray(codes)
+    array = as_array(codes, "codes")
     if array.dtype.name == fmt.name:
         array = array.view(np.uint8)
     if not (array.dtype.kind in "iu" or (array.size == 0 and array.dtype == np.float64)):

@@ -11,15 +11,15 @@ import numpy as np
 from qsim.arrays import I64, U32
 from qsim.codec import general_kernels as kernels
 from qsim.codec.general_kernels import COUNTS
+from qsim.codec.inputs import check_stream
 from qsim.codec.threads import in_chunks
-from qsim.errors import UsageError
-from qsim.formats import CastPolicy, FloatFormat, RoundMode
-from qsim.philox import MAX_WORDS, RandomStream
+from qsim.formats import CastPolicy, FloatFormat
+from qsim.philox import RandomStream
 
 if TYPE_CHECKING:
     from qsim.arrays import F32, F64, U8
 
-__all__ = ["COUNTS", "check_stream", "encode_flat", "first_refused"]
+__all__ = ["COUNTS", "encode_flat", "first_refused"]
 
 CHUNK = 1 << 16
 """Elements of one call of a kernel: their random words stay in the cache."""
@@ -67,25 +67,6 @@ def first_refused(x: F32 | F64, *, fmt: FloatFormat, policy: CastPolicy, stream:
         refused = _encode_span(x, codes, slice(low, middle), fmt, policy, stream)[-1]
         low, high = (low, middle) if refused else (middle, high)
     return low
-
-
-def check_stream(policy: CastPolicy, stream: RandomStream | None, size: int) -> None:
-    """UsageError unless a stream is there exactly where the rounding draws, and long enough for ``size``."""
-    draws = policy.rounding is RoundMode.STOCHASTIC
-    if stream is not None and not isinstance(stream, RandomStream):
-        raise UsageError(f"stream is {type(stream).__name__}; pass RandomStream(seed=...), or OpId.stream(seed)")
-    if draws and stream is None:
-        raise UsageError(
-            f"policy {policy.name} rounds stochastically and no stream was given: pass stream=RandomStream(seed=...), "
-            "or OpId.stream(seed)"
-        )
-    if not draws and stream is not None:
-        raise UsageError(
-            f"a stream was given, but policy {policy.name} rounds by {policy.rounding.value!r}: leave it out, "
-            "or ask for rounding='stochastic'"
-        )
-    if draws and size > MAX_WORDS:
-        raise UsageError(f"{size} elements need more than the 2^34 words of one stream; cast parts with other streams")
 
 
 def _encode_span(

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.arrays import frozen
+from qsim.checks import whole_number
 from qsim.codec import hadamard_kernels as kernels
+from qsim.codec.inputs import as_array
 from qsim.errors import FormatError, UsageError
 from qsim.philox import Purpose, random_words
 
@@ -45,6 +47,7 @@ def hadamard_signs(seed: int, *, size: int = 16, step: int = 0, layer: int = 0, 
     The two operands of a product must be rotated by the same signs along K, so leave ``role`` out there; a
     ``step`` draws anew. UsageError for another size, or a field that does not fit.
     """
+    size = whole_number("size", size)
     if size not in FACTORS:
         raise UsageError(f"a Hadamard rotation of size {size}; known sizes: {', '.join(map(str, FACTORS))}")
     words = random_words(seed, Purpose.HADAMARD, count=size, step=step, layer=layer, site=site, role=role)
@@ -98,7 +101,7 @@ def _one_nan(value: np.float32) -> np.float32:
 
 
 def _apply(x: F32, before: F32, after: F32, out: F32 | None) -> F32:
-    x, size = np.asarray(x), before.size
+    x, size = as_array(x, "x"), before.size
     if x.dtype != np.float32:
         raise FormatError(f"x is {x.dtype}; a rotation takes float32: round to it once, before")
     if x.ndim == 0 or x.shape[-1] % size:
@@ -130,7 +133,7 @@ def _takes(out: F32, x: F32) -> bool:
 
 def _checked_signs(signs: AnyArray) -> F32:
     """A copy of ``signs``, which may share memory with a result."""
-    signs = np.array(signs)
+    signs = np.array(as_array(signs, "signs"))
     if signs.dtype != np.float32 or signs.shape not in {(size,) for size in FACTORS}:
         raise UsageError(
             f"signs are {signs.dtype} of shape {signs.shape}; pass float32 of shape (16,) or (32,), "

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 import numba
 from llvmlite import ir
 from numba.core import cgutils
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
@@ -30,7 +31,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 KERNEL_ROOMS = ("codec", "gemm")
 OPTIONS = {"error_model": "numpy", "fastmath": False, "nogil": True}  # nothing is contracted, division by 0 is IEEE
 
-_FIRST_CALL = threading.Lock()
+FORK_WAIT = 30.0
+"""Seconds that a fork waits for another thread that compiles: a kernel takes ten at most."""
+
+_FIRST_CALL = threading.RLock()
+_RLOCK = type(_FIRST_CALL)
+_FORKING = threading.local()
 
 
 @functools.cache
@@ -97,14 +103,39 @@ def _compiled(jit: Any, function: Any, signature: Any) -> Any:
     return jit
 
 
-def _forget_lock() -> None:
-    """In a forked child no other thread is left to release it."""
+def _compile_locks() -> list[Any]:
+    """What a thread that compiles holds, in its order: our lock, and Numba's own where it is the one known."""
+    numbas = getattr(global_compiler_lock, "_lock", None)
+    return [_FIRST_CALL, numbas] if isinstance(numbas, _RLOCK) else [_FIRST_CALL]
+
+
+def _before_fork() -> None:
+    """Wait for a compile: cut off in the middle, it would leave the child locked, and with half of Numba's state."""
+    _FORKING.held = held = []
+    for lock in _compile_locks():
+        if not lock.acquire(timeout=FORK_WAIT):
+            break
+        held.append(lock)
+
+
+def _after_fork() -> None:
+    for lock in reversed(_FORKING.held):
+        lock.release()
+
+
+def _after_fork_in_child() -> None:
+    """What could not be waited for is renewed: no other thread is left to release it."""
     global _FIRST_CALL
-    _FIRST_CALL = threading.Lock()
+    numbas = _compile_locks()[1:]
+    if _FIRST_CALL not in _FORKING.held:
+        _FIRST_CALL = threading.RLock()
+    if numbas and numbas[0] not in _FORKING.held:
+        global_compiler_lock._lock = threading.RLock()
+    _after_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 def cached(function: F) -> F:

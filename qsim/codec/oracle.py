@@ -47,12 +47,13 @@ def encode_scalar(
     code to 0 and to all that is below its least value; a format without sign gives NaN to negative numbers.
     Stochastic rounding: f in [0, 1) is the distance to the smaller neighbour in units of the distance of the two,
     and the magnitude goes up iff (word >> (32 - random_bits)) < floor(f * 2^random_bits).
-    FormatError: IEEE overflow for a format with neither Inf nor NaN; an overflow or a NaN that is refused; a word
-    or a number of bits out of range.
+    FormatError: what is no real number; IEEE overflow for a format with neither Inf nor NaN; an overflow or a NaN that
+    is refused; a word or a number of bits out of range.
     Source: OCP OFP8 1.0, OCP MX 1.0; IEEE 754-2019, 4.3 and 7.4; NaN by ``nan``, or ``missing_nan`` without one.
     """
     if not (0 <= word < 1 << WORD_BITS and 1 <= random_bits <= WORD_BITS):
         raise FormatError(f"word {word} of {random_bits} bits: a word is in 0..2^32-1 and has 1..32 bits to use")
+    _check_number(x)
     fmt = get_format(fmt)
     codes = cast_codes(
         fmt, overflow=get_overflow(overflow), nan=get_nan_policy(nan), missing_nan=get_missing_nan(missing_nan)
@@ -156,6 +157,18 @@ def _floor_log2(magnitude: Fraction) -> int:
     above, below = magnitude.numerator, magnitude.denominator
     guess = above.bit_length() - below.bit_length()
     return guess if above << max(-guess, 0) >= below << max(guess, 0) else guess - 1
+
+
+def _check_number(x: object) -> None:
+    """FormatError for what is no real number; text that spells one is none."""
+    real = isinstance(x, numbers.Real)
+    try:
+        if not real and isinstance(x, (str, bytes, bytearray, numbers.Complex)):
+            raise TypeError
+        if not real:
+            float(x)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise FormatError(f"x {x!r} is no real number; pass a float, an integer or a Fraction") from None
 
 
 def _sign_and_magnitude(x: SupportsFloat | Fraction) -> tuple[bool, Fraction | float | None]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from qsim.checks import whole_number
 from qsim.codec import packing_kernels as kernels
+from qsim.codec.inputs import as_array
 from qsim.errors import FormatError
 from qsim.formats.names import member
 
@@ -91,7 +92,7 @@ def unpack(packed: U8, length: int, *, order: str | NibbleOrder = NibbleOrder.LO
 
 
 def _checked(array: AnyArray, what: str) -> U8:
-    array = np.asarray(array)
+    array = as_array(array, what)
     if array.dtype != np.uint8 or array.ndim == 0:
         raise FormatError(f"{what} are {array.dtype} of shape {array.shape}; packing needs uint8 with an axis")
     return array

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.checks import whole_number
-from qsim.codec.inputs import no_quantized_tensor
+from qsim.codec.inputs import as_array, no_quantized_tensor
 from qsim.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def unswizzle_scales(swizzled: U8, rows: int, columns: int) -> U8:
 
 
 def _checked(array: AnyArray, what: str, ndim: int) -> U8:
-    array = np.asarray(array)
+    array = as_array(array, what)
     if array.dtype != np.uint8:
         raise FormatError(f"{what} are {array.dtype}; the layout is one of bytes: pass uint8 codes")
     if array.ndim != ndim:

@@ -164,7 +164,7 @@ def _chain_scales(
         if x.block is None:
             grids.append(np.ones((1, count)))
         else:
-            grids.append(np.repeat(x.block, x.extent[1] // width, axis=1)[:, :count])
+            grids.append(np.repeat(x.block, min(x.extent[1] // width, count), axis=1)[:, :count])
     return grids[0], grids[1]
 
 

@@ -56,7 +56,7 @@ class ScaledOperand:
             np.ascontiguousarray(self.codes),
             _NONE if self.block is None else np.ascontiguousarray(self.block),
         )
-        bm, bk = self.extent
+        bm, bk = self.extent[0], min(self.extent[1], max(self.codes.shape[1], 1))
         table = element_values(self.fmt)
 
         def work(start: int, stop: int) -> None:
@@ -88,7 +88,8 @@ def scaled_operand(scaled: ScaledCodes, recipe: ScaleRecipe) -> ScaledOperand:
     """The operand of unpacked codes [rows, K] and their scales."""
     codes = scaled.codes
     rows, depth = codes.shape
-    extent = recipe.block.extent((rows, depth))
+    # K keeps the recipe's own width, which a tensor core asks for; rows are cut to what there is.
+    extent = recipe.block.within((rows, depth))[0], recipe.block.extent((rows, depth))[1]
     ones = np.ones(rows)
     match recipe.scale:
         case Float32Scale():

@@ -15,7 +15,7 @@ import numpy as np
 from qsim.arrays import F32, U8, AnyArray, frozen
 from qsim.backends import get_backend
 from qsim.checks import yes_or_no
-from qsim.codec.inputs import as_array
+from qsim.codec.inputs import as_array, holds_real_numbers
 from qsim.codec.means import mean_of
 from qsim.codec.scaled import Block, BlockCounts, ScaledCodes, ScaleRecipe, TwoLevelScale, get_scale_recipe
 from qsim.codec.scaled.refusals import RefusedError, check
@@ -108,12 +108,12 @@ def quantize(
     c, spread = _center(matrix, lined.shape, center, recipe, device, axis=axis)
     steps = " as float32" if c is None else " less its centre"
     if hadamard is not None:
-        hadamard = frozen(np.array(hadamard))  # the caller's array may change
+        hadamard = frozen(np.array(as_array(hadamard, "hadamard")))  # the caller's array may change
         with _places_in(source, axis, steps):
             matrix, spread = _rotated(_residual(matrix, spread), hadamard, recipe, chosen, shape, axis), None
     low_first = packed and str(getattr(order, "value", order)).lower() == "low_first"
     amax = None if tensor_amax is None else _one_float32(tensor_amax, "tensor_amax")
-    if amax == 0 and _residual(matrix, spread).any():
+    if amax == 0 and np.count_nonzero(_residual(matrix, spread)):
         raise UsageError("tensor_amax 0 for a tensor that is not zero; pass the largest |x|, or leave it out")
     with _places_in(source, axis, steps if hadamard is None else " after the rotation"):
         scaled = device.quantize_blocks(
@@ -154,9 +154,9 @@ def dequantize(tensor: QuantizedTensor, *, backend: str | Backend = "auto") -> F
     if recipe is None or tensor.snapshot is not None:
         raise UsageError("a tensor with a snapshot is decoded by decode_for_consumer, which names its consumer")
     assert tensor.scales is not None, "a recipe makes scales"
-    device = _device(backend)
-    lined_shape = _lined_shape(tensor.shape, tensor.axis)
-    codes = _unpacked(tensor, lined_shape)
+    device = _device(backend, "dequantize_blocks")
+    lined = lined_shape(tensor.shape, tensor.axis)
+    codes = unpacked_codes(tensor, lined)
     grid = recipe.block.grid((codes.shape[0], codes.shape[1]))
     scaled = ScaledCodes(
         codes=codes,
@@ -172,9 +172,9 @@ def dequantize(tensor: QuantizedTensor, *, backend: str | Backend = "auto") -> F
         values = rotate_back(values, tensor.signs)
     if tensor.center is not None:
         with np.errstate(all="ignore"):
-            values = values + _center_spread(tensor.center, tensor.center_per_block, recipe, lined_shape)
+            values = values + _center_spread(tensor.center, tensor.center_per_block, recipe, lined)
         values[np.isnan(values)] = np.uint32(0x7FC00000).view(np.float32)
-    return _axis_back(values.reshape(lined_shape), tensor.axis, tensor.shape)
+    return _axis_back(values.reshape(lined), tensor.axis, tensor.shape)
 
 
 def _stateless(recipe: str | ScaleRecipe) -> ScaleRecipe:
@@ -217,7 +217,7 @@ def _matrix_shape(lined: tuple[int, ...]) -> tuple[int, int]:
     return math.prod(lined[:-1]), lined[-1]
 
 
-def _lined_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+def lined_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """Shape with the axis last; a 0-d tensor is one row of one element."""
     return (*shape[:axis], *shape[axis + 1 :], shape[axis]) if shape else (1,)
 
@@ -248,8 +248,9 @@ def _scales_shaped(scales: AnyArray, block: Block, lined: tuple[int, ...]) -> An
     return scales.reshape(()) if block == Block(0, 0) and scales.size == 1 else scales
 
 
-def _unpacked(tensor: QuantizedTensor, lined: tuple[int, ...]) -> U8:
-    codes: U8 = np.moveaxis(tensor.codes, tensor.axis, -1) if tensor.shape else tensor.codes.reshape(1)
+def unpacked_codes(tensor: QuantizedTensor, lined: tuple[int, ...]) -> U8:
+    """The codes one a byte, a contiguous matrix [other axes flattened, axis]; lined: ``lined_shape`` of the tensor."""
+    codes: U8 = np.moveaxis(tensor.codes, tensor.axis, -1) if tensor.shape else tensor.codes.reshape(-1)
     if tensor.layout is not Layout.ONE_PER_BYTE:
         from qsim.codec.packing import unpack
 
@@ -258,10 +259,10 @@ def _unpacked(tensor: QuantizedTensor, lined: tuple[int, ...]) -> U8:
     return np.ascontiguousarray(codes).reshape(_matrix_shape(lined))
 
 
-def _device(backend: str | Backend) -> Backend:
+def _device(backend: str | Backend, does: str = "quantize_blocks") -> Backend:
     if isinstance(backend, str):
         return get_backend(backend)
-    if not hasattr(backend, "quantize_blocks"):
+    if isinstance(backend, type) or not callable(getattr(backend, does, None)):
         raise UsageError(f"backend is {type(backend).__name__}; pass its name, or get_backend(name)")
     return backend
 
@@ -271,17 +272,22 @@ def _float32(array: AnyArray) -> F32:
     if array.dtype == np.float32:
         return array
     if array.dtype.kind in "iufb" or array.dtype.name in ("bfloat16", "float16"):
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # the latter is of a signalling NaN
             return array.astype(np.float32)
     raise FormatError(f"x of dtype {array.dtype} cannot be quantized; pass float32, float16, bfloat16 or float64")
 
 
 def _one_float32(value: float, what: str) -> np.float32:
+    """A magnitude, never -0."""
     try:
-        with np.errstate(over="ignore"):
-            number = np.float32(value)
+        with np.errstate(all="ignore"):
+            number = np.float32(value) + np.float32(0) if holds_real_numbers(np.asarray(value)) else None
     except (TypeError, ValueError):
-        raise UsageError(f"{what} {value!r} is no number; leave it out, or pass the largest |x|") from None
+        number = None
+    except OverflowError:
+        raise UsageError(f"{what} leaves float32; leave it out, or pass the largest |x|") from None
+    if number is None:
+        raise UsageError(f"{what} {value!r} is no number; leave it out, or pass the largest |x|")
     if not isinstance(number, np.float32):
         raise UsageError(f"{what} of shape {np.shape(value)} is no single number; leave it out")
     if not (number >= 0 and np.isfinite(number)):
@@ -308,9 +314,14 @@ def _center(
         own = _mean(matrix, center, recipe, backend)
         kept = _kept_shape(center, own, lined)
     else:
+        given = as_array(center, "center")
+        if not holds_real_numbers(given):
+            raise UsageError(f"center of type {type(center).__name__} holds no real numbers; pass float32 numbers")
         try:
-            with np.errstate(over="ignore"):
-                kept = np.asarray(as_array(center, "center"), np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):
+                kept = np.asarray(given, np.float32)
+        except OverflowError:  # of an integer that float64 cannot hold
+            kept = np.full((), np.inf, np.float32)
         except (TypeError, ValueError):
             raise UsageError(f"center of type {type(center).__name__} is no float32 array") from None
         if not np.isfinite(kept).all():
@@ -348,7 +359,7 @@ def _block_mean(matrix: F32, recipe: ScaleRecipe, backend: Backend) -> F32:
     if recipe.block.rows != 1:
         raise UsageError(f"center 'block' needs blocks of one row; those of {recipe.name} are {tuple(recipe.block)}")
     rows, columns = matrix.shape
-    width = recipe.block.extent((rows, columns))[1]
+    width = recipe.block.within((rows, columns))[1]
     whole = columns // width * width
     parts = [(matrix[:, :whole].reshape(rows, whole // width, width), 2), (matrix[:, whole:], 1)]
     means = []
@@ -370,7 +381,7 @@ def _center_spread(center: F32, center_per_block: bool, recipe: ScaleRecipe, lin
     """The centre as something that broadcasts to the matrix; ValueError where it does not."""
     shape = _matrix_shape(lined)
     if center_per_block:
-        width = recipe.block.extent(shape)[1]
+        width = recipe.block.within(shape)[1]
         return np.repeat(center.reshape(shape[0], center.shape[-1]), width, axis=1)[:, : shape[1]]
     if center.size == 1:
         return center.reshape(1, 1)

@@ -17,7 +17,7 @@ from qsim.gemm.exact_scaled import ProductReport
 from qsim.gemm.models import TensorCoreModel
 from qsim.gemm.products import Accumulator, accumulate
 from qsim.gemm.scaled import ScaledOperand, scaled_operand
-from qsim.quant.plain import _lined_shape, _unpacked
+from qsim.quant.plain import lined_shape, unpacked_codes
 from qsim.quant.state import QuantizedTensor
 
 
@@ -116,12 +116,12 @@ class _Side:
         assert c is not None, "only a centred operand is asked"
         if self.tensor.center_per_block:
             assert self.tensor.recipe is not None
-            return c.reshape(rows, -1), "block", self.tensor.recipe.block.extent((rows, depth))[1]
+            return c.reshape(rows, -1), "block", self.tensor.recipe.block.within((rows, depth))[1]
         if c.size == 1:
             return c.reshape(1, 1), "tensor", 0
         if c.size == depth and c.shape[-1] == depth:
             return c.reshape(1, depth), "channel", 0
-        lined = _lined_shape(self.tensor.shape, self.tensor.axis)
+        lined = lined_shape(self.tensor.shape, self.tensor.axis)
         if c.shape[-1] == 1:
             return np.ascontiguousarray(np.broadcast_to(c, (*lined[:-1], 1))).reshape(rows, 1), "token", 0
         return np.ascontiguousarray(np.broadcast_to(c, lined)).reshape(rows, depth), "block", 1
@@ -137,14 +137,14 @@ def _side(tensor: QuantizedTensor, name: str, axis: int) -> _Side:
     if (axis != -1 and len(shape) != 2) or not shape:
         raise UsageError(f"{name} has shape {shape}; b is [K, N], or [N, K] with transpose_b, and a has an axis K")
     wanted = len(shape) - 1 if axis == -1 else axis
-    codes = _unpacked(tensor, _lined_shape(shape, tensor.axis))
+    codes = unpacked_codes(tensor, lined_shape(shape, tensor.axis))
     if tensor.axis != wanted:
         if tuple(recipe.block) != (0, 0) or tensor.center is not None or tensor.signs is not None:
             hint = "transpose_b says which axis of b is K" if name == "b" else "K is the last axis of a"
             raise UsageError(
                 f"{name} of shape {shape} is quantized along axis {tensor.axis}, K is axis {wanted}; {hint}"
             )
-        whole = np.moveaxis(codes.reshape(_lined_shape(shape, tensor.axis)), -1, tensor.axis)
+        whole = np.moveaxis(codes.reshape(lined_shape(shape, tensor.axis)), -1, tensor.axis)
         codes = np.ascontiguousarray(np.moveaxis(whole, wanted, -1)).reshape(-1, shape[wanted])
     grid = recipe.block.grid(codes.shape)
     scaled = ScaledCodes(

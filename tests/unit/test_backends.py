@@ -320,6 +320,9 @@ def test_backends_are_found_by_name():
     assert all(get_backend(name).name == name for name in ("oracle", "numba"))
     with pytest.raises(UsageError, match="unknown backend 'gpu'; known: oracle, numba"):
         get_backend("gpu")
+    for wrong in ([1, 2], {}, None, np.zeros(2)):
+        with pytest.raises(UsageError, match=r"unknown backend .* known: oracle, numba"):
+            get_backend(wrong)
     assert {"oracle", "numba"} <= set(BACKENDS)
 
 
@@ -421,6 +424,9 @@ def test_another_number_of_streams_than_replicas_is_refused(backend):
         backend.quantize(x, scale, None, spec_in(RoundMode.STOCHASTIC, E4M3FN, replicas=1))
     with pytest.raises(UsageError, match="rounds by 'nearest_even' and the cast has 3 streams"):
         backend.quantize(x, scale, None, CastSpec(fmt=E4M3FN, policy=POLICIES["ocp"], streams=streams(3)))
+    spec = spec_in(RoundMode.STOCHASTIC, E4M3FN)
+    with pytest.raises(UsageError, match="stream is int; pass RandomStream"):
+        backend.quantize(x, float32(1), None, dataclasses.replace(spec, streams=(7,)))
 
 
 @BOTH

@@ -309,6 +309,7 @@ def test_counts_by_hand():
 
 
 X, CODES = np.linspace(-4, 4, 32, dtype=np.float32), np.zeros(16, np.uint8)
+RAGGED = [[1], [1, 2]]
 
 MISTAKES = {
     "length as text": (lambda: qsim.decode(CODES, "e2m1", packed=True, length="5"), "length '5' is no integer"),
@@ -342,6 +343,11 @@ MISTAKES = {
     ),
     "a tensor": (lambda: qsim.decode(qsim.quantize(X, "e4m3"), "e4m3"), "QuantizedTensor is no array: qsim.dequantize"),
     "its scales": (lambda: qsim.swizzle_scales(qsim.quantize(X, "nvfp4_te")), r"swizzle its scales, q\.scales"),
+    "ragged codes": (lambda: qsim.decode(RAGGED, "e4m3"), "codes is no array: .* pass numbers of one shape"),
+    "ragged to pack": (lambda: qsim.pack(RAGGED), "codes is no array"),
+    "ragged bytes": (lambda: qsim.unpack(RAGGED, 3), "packed codes is no array"),
+    "ragged scales": (lambda: qsim.swizzle_scales(RAGGED), "scales is no array"),
+    "ragged tiles": (lambda: qsim.unswizzle_scales(RAGGED, 1, 1), "swizzled scales is no array"),
     "two codes a byte": (lambda: qsim.decode(CODES + 255, "e2m1"), "need packed=True"),
     "an alias": (lambda: qsim.encode(X, "e4m3", nan="keep"), "did you mean 'signed'"),
     "overflow": (lambda: qsim.quantize(X, "e2m1", overflow="ieee"), "neither Inf nor NaN .* overflow='saturate'"),

@@ -165,6 +165,12 @@ def test_a_code_outside_the_format_is_named(code):
         decode_scalar(code, E4M3FN)
 
 
+@pytest.mark.parametrize("x", [None, "a", "1.5", b"1", 1j, np.complex64(1), [1.0], {}], ids=repr)
+def test_what_is_no_real_number_is_named(x):
+    with pytest.raises(FormatError, match=re.escape(f"x {x!r} is no real number; pass a float, an integer or a Frac")):
+        encode_scalar(x, "e4m3")
+
+
 # input, policy: code (facts: "Policies differ")
 POLICY_ROWS = [
     (E4M3FN, 1e30, {"ml_dtypes": 0x7F, "torch": 0x7E, "cuda": 0x7E, "cuda_nosat": 0x7F}),

@@ -278,6 +278,14 @@ def test_what_does_not_fit_is_refused():
             rotate(np.zeros(16, np.float32), bad)
     with pytest.raises(UsageError, match="a Hadamard rotation of size 8; known sizes: 16, 32"):
         hadamard_signs(0, size=8)
+    for wrong in ([1, 2], {}, "a", None):
+        with pytest.raises(UsageError, match=r"size .* is no integer"):
+            hadamard_signs(0, size=wrong)
+    ragged = [[1], [1, 2]]
+    with pytest.raises(FormatError, match="x is no array"):
+        rotate(ragged, signs)
+    with pytest.raises(FormatError, match="signs is no array"):
+        rotate_back(np.zeros(16, np.float32), ragged)
     with pytest.raises(UsageError, match="layer 4096 does not fit its 12 bits"):
         hadamard_signs(0, layer=4096)
     with pytest.raises(FormatError, match=r"out is float64 of shape \(16,\); it must be float32 of shape \(16,\)"):

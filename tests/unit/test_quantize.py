@@ -1,6 +1,7 @@
 """The doors quantize and dequantize: axes, centres, rotations, packing, odd shapes, degenerate tensors, errors."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +12,7 @@ from qsim.codec.hadamard import rotate
 from qsim.codec.means import mean_of
 from qsim.errors import FormatError, UsageError
 from qsim.quant import Layout, StateKey
-from qsim.quant.plain import CENTERS, NIBBLE_ORDERS, dequantize, quantize
+from qsim.quant.plain import CENTERS, NIBBLE_ORDERS, dequantize, lined_shape, quantize, unpacked_codes
 
 NAMES = ("e4m3", "e5m2_row", "e4m3_col", "e2m1_1x128", "e4m3_128x128", "mxfp4_rceil", "mxfp8_floor", "nvfp4_te",
          "nvfp4_exact_16x16", "nvfp4_4over6")  # fmt: skip
@@ -99,6 +100,25 @@ def test_a_constant_tensor_has_no_residual_and_decodes_to_itself():
             assert x.tobytes() == dequantize(q).tobytes()
 
 
+@pytest.mark.parametrize("side", [2**40, 2**62, 2**63])
+def test_a_block_wider_than_the_tensor_takes_no_more_memory(side):
+    x, row = ordinary((3, 33)), qsim.get_scale_recipe("e4m3_row")
+    wide = replace(row, block=(1, side))
+    for options in ({"center": "block"}, {"center": "block", "rounding": "up"}):
+        expected = quantize(x, row, **options)
+        for backend in ("numba", "oracle"):
+            q = quantize(x, wide, backend=backend, **options)
+            same(replace(expected, recipe=wide), q)
+            assert dequantize(expected).tobytes() == dequantize(q, backend=backend).tobytes()
+
+
+@pytest.mark.parametrize("backend", ["numba", "oracle"])
+def test_a_tensor_amax_is_never_minus_zero(backend):
+    q = quantize(np.zeros((1, 16)), "nvfp4_te", tensor_amax=-0.0, backend=backend)
+    assert (0.0, False) == (q.tensor_scale, np.signbit(q.tensor_scale))
+    assert bytes(64) == dequantize(q, backend=backend).tobytes()
+
+
 def test_stochastic_rounding_takes_its_words_with_the_axis_last():
     x, stream = ordinary((32, 3)), qsim.RandomStream(seed=4)
     down = quantize(x, "mxfp4_rceil", axis=0, rounding="stochastic", stream=stream)
@@ -142,6 +162,16 @@ def test_packing_is_only_a_layout(order, length, axis):
     packed = quantize(x, "nvfp4_te", axis=axis, packed=True, order=order)
     assert dequantize(plain).tobytes() == dequantize(packed).tobytes()
     assert packed.codes.shape[axis] == qsim.codec.packed_length(length, order)
+
+
+@pytest.mark.parametrize("order", NIBBLE_ORDERS)
+@pytest.mark.parametrize("name", ["mxfp4_floor", "nvfp4_exact", "e2m1"])
+def test_a_number_without_axes_is_packed_too(order, name):
+    for value in (3.0, -6.0):
+        q = quantize(np.float32(value), name, packed=True, order=order)
+        back = dequantize(q)
+        assert ((), value) == (back.shape, back)
+        assert (1, 1) == unpacked_codes(q, lined_shape(q.shape, q.axis)).shape
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64, np.int32, np.int8, bool])
@@ -272,14 +302,25 @@ def test_a_nan_spoils_its_own_block_only():
         ({"tensor_amax": "a"}, UsageError, "tensor_amax 'a' is no number"),
         ({"tensor_amax": 1.0, "recipe": "e4m3"}, UsageError, "only for a two-level recipe"),
         ({"center": np.nan}, UsageError, "center holds NaN"),
-        ({"center": {}}, UsageError, "center of type dict"),
+        ({"center": {}}, UsageError, "center of type dict holds no real numbers"),
+        ({"center": 1j}, UsageError, "center of type complex holds no real numbers"),
+        ({"center": ["1.5"]}, UsageError, "center of type list holds no real numbers"),
+        ({"center": np.array(["1.5"], object)}, UsageError, "center of type ndarray holds no real numbers"),
+        ({"center": 10**400}, UsageError, "center holds NaN or Inf, or leaves float32"),
+        ({"tensor_amax": 10**400}, UsageError, "tensor_amax leaves float32"),
+        ({"tensor_amax": "3.5"}, UsageError, "tensor_amax '3.5' is no number"),
+        ({"tensor_amax": np.complex64(1)}, UsageError, r"tensor_amax np.complex64\(1\+0j\) is no number"),
+        ({"hadamard": [[1], [1, 2]]}, FormatError, "hadamard is no array"),
         ({"axis": 1.0}, UsageError, "axis 1.0 is no integer"),
         ({"x": [[1], [2, 3]]}, FormatError, "x is no array"),
         ({"x": np.ma.masked_array([1.0], [1])}, UsageError, "masked"),
         ({"rounding": "stochastic", "stream": 7}, UsageError, "stream is int"),
+        ({"rounding": "stochastic", "stream": 7, "backend": "oracle"}, UsageError, "stream is int"),
         ({"recipe": "mxfp4"}, FormatError, "did you mean 'mxfp4_floor' or 'mxfp4_ceil'"),
         ({"backend": "gpu"}, UsageError, "unknown backend"),
         ({"backend": 3}, UsageError, "backend is int"),
+        ({"backend": SimpleNamespace(quantize_blocks=3)}, UsageError, "backend is SimpleNamespace"),
+        ({"backend": type(qsim.get_backend("numba"))}, UsageError, "backend is type"),
     ],
 )
 def test_a_mistake_gets_one_clear_error(options, error, words):
@@ -291,6 +332,8 @@ def test_a_mistake_gets_one_clear_error(options, error, words):
 def test_what_quantize_did_not_make_is_not_decoded():
     with pytest.raises(UsageError, match="dequantize of ndarray"):
         dequantize(np.zeros(3, np.uint8))
+    with pytest.raises(UsageError, match="backend is SimpleNamespace"):
+        dequantize(quantize(np.zeros(3), "e4m3"), backend=SimpleNamespace(quantize_blocks=quantize))
 
 
 def test_a_later_change_of_the_signs_changes_no_tensor():

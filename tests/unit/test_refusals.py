@@ -2,6 +2,7 @@
 
 import pickle
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ import qsim
 from qsim.codec.scaled import quantize_oracle
 from qsim.codec.scaled.fast import quantize_matrix
 from qsim.codec.scaled.refusals import RefusedError
-from qsim.errors import FormatError
+from qsim.errors import FormatError, UsageError
 from qsim.formats import POLICIES
 from qsim.philox import RandomStream
 from qsim.quant import (
@@ -110,6 +111,21 @@ def test_a_finite_element_that_clips_is_named_by_its_own_number():
     x[0, 1, 1] = np.nan
     assert message(x, "mxfp4_floor", overflow="raise", nan="raise").startswith("x[0, 1, 1] is NaN")
     assert message(np.ones((2, 64)), "mxfp4_floor", overflow="raise", nan="raise") is None
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype"), [(0x7F81, ml_dtypes.bfloat16), (0x7F800001, np.float32), (2047 << 52 | 1, float)]
+)
+def test_a_signalling_nan_is_a_nan_without_a_warning(bits, dtype):
+    x = np.ones((2, 32), dtype)
+    word = np.dtype(f"u{x.itemsize}")
+    x.view(word)[1, 3] = bits
+    for name in ("e4m3", "nvfp4_te", "mxfp8_rceil"):
+        assert message(x, name, nan="raise").startswith("x[1, 3] is NaN")
+        quiet = qsim.quantize(np.where(x.view(word) == bits, np.nan, 1.0), name).codes.tobytes()
+        assert [quiet, quiet] == [qsim.quantize(x, name, backend=b).codes.tobytes() for b in ("numba", "oracle")]
+    with pytest.raises(UsageError, match="tensor_amax 0 for a tensor that is not zero"):
+        qsim.quantize(x, "nvfp4_te", tensor_amax=0)
 
 
 def test_a_float32_number_is_written_as_one():

@@ -250,6 +250,21 @@ def test_blocks_of_any_shape_equal_the_oracle(block):
     assert_same(quantize_oracle(x, recipe), quantize_matrix(x, recipe, policy=OCP))
 
 
+@pytest.mark.parametrize("side", [2**40, 2**62, 2**63 - 1, 2**63, 2**200])
+@pytest.mark.parametrize("scale", [Float32Scale(), TwoLevelScale(order=ScaleOrder.EXACT)], ids=["float32", "two-level"])
+def test_a_block_beyond_the_matrix_is_the_matrix_and_takes_no_more_memory(side, scale):
+    x, policy = spread((3, 33)), OCP.with_choices(rounding="up")  # what is not to nearest spreads the scales
+    for block, whole in (((1, side), (1, 0)), ((side, 16), (0, 16)), ((side, side), (0, 0))):
+        mine, known = (ScaleRecipe(name="mine", fmt=E2M1FN, block=Block(*b), scale=scale) for b in (block, whole))
+        for chosen in (OCP, policy):
+            expected = quantize_oracle(x, known, policy=chosen)
+            assert_same(expected, quantize_oracle(x, mine, policy=chosen))
+            assert_same(expected, quantize_matrix(x, mine, policy=chosen))
+            assert_bits_equal(dequantize_oracle(expected, known), dequantize_matrix(expected, mine))
+        packed = quantize_matrix(x, mine, policy=OCP, packed=True)
+        assert unpack(packed.codes, 33).tobytes() == quantize_oracle(x, mine).codes.tobytes()
+
+
 def test_without_counting_the_codes_are_the_same():
     for name in FEW:
         with_counts = quantize_matrix(hostile(), SCALE_RECIPES[name], policy=OCP)

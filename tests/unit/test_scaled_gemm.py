@@ -70,6 +70,14 @@ def test_two_recipes_in_one_product(names):
     assert exact_oracle(*sides(a, b)).tobytes() == scaled_gemm(a, b).tobytes()
 
 
+@pytest.mark.parametrize("block", [(1, 2**62), (2**62, 16), (0, 2**40), (2**40, 0)])
+def test_blocks_beyond_the_matrix_multiply_as_its_own(block):
+    recipe = ScaleRecipe(name="mine", fmt=E4M3FN, block=Block(*block), scale=Float32Scale())
+    a, b = qsim.quantize(normal((3, 40), 1), recipe), qsim.quantize(normal((40, 2), 2), recipe, axis=0)
+    assert exact_oracle(*sides(a, b)).tobytes() == scaled_gemm(a, b).tobytes()
+    assert (3, 2) == scaled_gemm(a, b, accumulate="exact_per_block").shape
+
+
 def test_the_proven_depths_are_those_of_the_facts():
     fp4, fp8 = ones(1, 4, "e2m1"), ones(1, 4, "e4m3")
     assert 116_508 == narrow_depth(*sides(fp4, replace(fp4, axis=0, shape=(4, 1), codes=fp4.codes.T)))

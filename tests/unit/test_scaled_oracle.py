@@ -24,6 +24,7 @@ from qsim.codec.scaled import (
 from qsim.conformance.compare import assert_bits_equal, assert_codes_equal
 from qsim.errors import FormatError, UsageError
 from qsim.formats import get_policy
+from qsim.philox import RandomStream
 
 F = np.float32
 NAN, INF = math.nan, math.inf
@@ -343,8 +344,14 @@ def test_the_policy_rounds_elements_and_never_scales():
     assert [5, 13, 7] == quantize_oracle(x, "nvfp4_exact").codes[0, 16:19].tolist()  # scale 1: 3, -3, 6
     assert [5, 13, 6] == quantize_oracle(x, "nvfp4_exact", policy=down).codes[0, 16:19].tolist()
     assert [6, 13, 7] == quantize_oracle(x, "nvfp4_exact", policy=up).codes[0, 16:19].tolist()
-    with pytest.raises(UsageError, match="a stream goes with stochastic rounding"):
-        quantize_oracle(x, "nvfp4_te", policy=get_policy("ocp").with_choices(rounding="stochastic"))
+    stochastic = get_policy("ocp").with_choices(rounding="stochastic")
+    for policy, stream, words in (
+        (stochastic, None, "rounds stochastically and no stream was given"),
+        ("ocp", RandomStream(seed=1), "a stream was given, but policy ocp rounds by 'nearest_even'"),
+        (stochastic, 7, "stream is int; pass RandomStream"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            quantize_oracle(x, "nvfp4_te", policy=policy, stream=stream)
 
 
 def test_a_policy_may_refuse_nan_and_overflow():
@@ -366,6 +373,9 @@ def test_counts_say_what_was_lost():
     # A NaN whose code is a zero, or -0 in other formats, was not flushed.
     scaled = quantize_oracle(np.array([[NAN, 1.0, 0.0]], F), "nvfp4_te", policy="ml_dtypes")
     assert ([[8, 8, 8]], 0) == (scaled.codes.tolist(), scaled.counts.flushed)
+    for name in ("e4m3", "nvfp4_te"):
+        counts = quantize_oracle(np.array([[1e-30, 0.0, 1.0]], F), name).counts
+        assert (1, {int}) == (counts.flushed, {type(count) for count in counts})
 
 
 def test_a_zero_scale_or_a_nan_scale_decodes_by_itself():

@@ -1,6 +1,7 @@
 """Scale recipes as data: names, blocks, exponent rules as two integers; and MX casts, which are little else."""
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
@@ -129,6 +130,28 @@ def test_a_block_that_is_0_wide_or_high_spans_the_matrix():
     assert (1, 2) == Block(16, 16).grid((16, 17))
     assert [(0, 0), (0, 1), (1, 0)] == [Block(0, 0).grid(shape) for shape in ((0, 0), (0, 7), (5, 0))]
     assert [(0, 0), (0, 2), (5, 0)] == [Block(1, 4).grid(shape) for shape in ((0, 0), (0, 7), (5, 0))]
+
+
+def test_a_block_within_a_matrix_is_no_larger_and_tiles_alike():
+    assert [(3, 16), (1, 33), (2, 5), (1, 1)] == [
+        Block(16, 16).within((3, 40)), Block(1, 2**70).within((3, 33)), Block(0, 5).within((2, 9)),
+        Block(16, 16).within((0, 0)),
+    ]  # fmt: skip
+    for shape in ((0, 0), (0, 7), (5, 0), (3, 40), (17, 16)):
+        for block in (Block(16, 16), Block(1, 32), Block(0, 0), Block(2**63, 2**63)):
+            rows, cols = block.within(shape)
+            assert block.grid(shape) == (-(-shape[0] // rows), -(-shape[1] // cols))
+
+
+def test_a_block_is_a_pair_of_integers():
+    recipe = get_scale_recipe("e4m3_row")
+    for given in ((200, 0), (np.uint8(200), np.int64(0))):
+        block = replace(recipe, block=given).block
+        assert Block(200, 0) == block
+        assert (Block, int, int) == (type(block), type(block.rows), type(block.cols))
+    for wrong in ((1.0, 2), ("a", "b"), (1,), (1, 2, 3), [1, 2], "ab", None, 16, Block(1, None)):
+        with pytest.raises(FormatError, match=f"float8_e4m3fn_row: block {re.escape(repr(wrong))} is no pair"):
+            replace(recipe, block=wrong)
 
 
 def test_literals_that_contradict_themselves_are_refused():

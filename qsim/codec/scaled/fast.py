@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.arrays import F32
-from qsim.codec.general import check_stream
+from qsim.codec.inputs import check_stream
 from qsim.codec.packing import pack
 from qsim.codec.scaled import decode_kernels, measure_kernels
 from qsim.codec.scaled.blocks import BlockCast
@@ -74,7 +74,7 @@ def quantize_matrix(
     if center is not None and not usual:
         with np.errstate(all="ignore"):
             x, center = np.asarray(x - center, np.float32), None
-    (bm, bk), grid = recipe.block.extent(shape), recipe.block.grid(shape)
+    (bm, bk), grid = recipe.block.within(shape), recipe.block.grid(shape)
     fused = usual and packed and (bk % 2 == 0 or grid[1] <= 1)  # else two blocks share a byte
     own = isinstance(recipe.scale, Float32Scale)
     job = BlockCast(
@@ -112,7 +112,7 @@ def dequantize_matrix(scaled: ScaledCodes, recipe: ScaleRecipe) -> F32:
     shape = (codes.shape[0], codes.shape[1])
     out = np.empty(shape, np.float32)
     a, b, c, exact = decode_operands(scaled, recipe)
-    bm, bk = recipe.block.extent(shape)
+    bm, bk = recipe.block.within(shape)
     table = decode_table(recipe.fmt)[: recipe.fmt.code_count]
 
     def work(start: int, stop: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from qsim.arrays import FLT_MAX
+from qsim.codec.inputs import check_stream
 from qsim.codec.oracle import decode_scalar, encode_by_codes, encode_by_policy, round_magnitude
 from qsim.codec.scaled.recipes import (
     MAX_SCALE_CODE,
@@ -30,7 +31,7 @@ from qsim.codec.scaled.recipes import (
 from qsim.codec.scaled.refusals import check
 from qsim.codec.scaled.result import BlockCounts, ScaledCodes
 from qsim.errors import UsageError
-from qsim.formats import E2M1FN, E4M3FN, E8M0FNU, CastPolicy, FloatFormat, RoundMode, get_policy
+from qsim.formats import E2M1FN, E4M3FN, E8M0FNU, CastPolicy, FloatFormat, get_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,14 +67,13 @@ def quantize_oracle(
 
     The policy decides rounding, overflow and NaN of the elements' codes; scales do not depend on it. stream: the
     words of stochastic rounding, element i in C order takes word i. tensor_amax: the g of a two-level scale.
-    UsageError: another shape or dtype, stochastic rounding without a stream. FormatError: an unknown recipe or
+    UsageError: another shape or dtype, a stream that is missing or not drawn from. FormatError: an unknown recipe or
     policy; RefusedError, which is one, for an overflow or a NaN that the policy refuses: the first element that is
     itself to blame, not one beside it in its block.
     """
     recipe, policy = get_scale_recipe(recipe), get_policy(policy)
-    if (policy.rounding is RoundMode.STOCHASTIC) != (stream is not None):
-        raise UsageError(f"policy {policy.name}: a stream goes with stochastic rounding, and with no other")
     _check(x, np.dtype(np.float32), "x")
+    check_stream(policy, stream, x.size)
     fmt, grid = recipe.fmt, recipe.block.grid(_shape(x))
     scales = np.zeros(grid, np.float32 if isinstance(recipe.scale, Float32Scale) else np.uint8)
     codes = np.zeros(x.shape, np.uint8)
@@ -108,10 +108,10 @@ def quantize_oracle(
         amax=np.asarray(amax),
         counts=BlockCounts(
             saturated=int(beyond.sum()),
-            flushed=flushed,
+            flushed=int(flushed),
             nan=int(np.isnan(x).sum()),
             inf=int(np.isinf(x).sum()),
-            zero_scale=zero_scale,
+            zero_scale=int(zero_scale),
         ),
     )
 
@@ -352,7 +352,7 @@ def _amax(values: Sequence[np.float32] | np.flatiter[F32]) -> np.float32:
 
 def _blocks(recipe: ScaleRecipe, shape: tuple[int, int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, slice]]]:
     """Index into the scales and slices of the matrix, block by block."""
-    rows, cols = recipe.block.extent(shape)
+    rows, cols = recipe.block.within(shape)
     for i, j in np.ndindex(recipe.block.grid(shape)):
         yield (i, j), (slice(i * rows, (i + 1) * rows), slice(j * cols, (j + 1) * cols))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import enum
 import math
+import operator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
@@ -46,8 +47,13 @@ class Block(NamedTuple):
     cols: int
 
     def extent(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of a full block of a matrix of this shape; at least 1."""
+        """Rows and columns of a full block of a matrix of this shape, which may be smaller; at least 1."""
         return self.rows or max(shape[0], 1), self.cols or max(shape[1], 1)
+
+    def within(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """``extent``, cut to the matrix: what may be repeated or allocated. It tiles alike; at least 1."""
+        rows, cols = self.extent(shape)
+        return min(rows, max(shape[0], 1)), min(cols, max(shape[1], 1))
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Shape of the scales of a matrix of this shape: blocks down, blocks across, tails included."""
@@ -174,7 +180,7 @@ ScaleRule: TypeAlias = Float32Scale | PowerOfTwoScale | TwoLevelScale
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRecipe:
-    """How a matrix gets its scales from itself alone: one literal."""
+    """How a matrix gets its scales from itself alone: one literal. ``block`` may be given as a pair (rows, cols)."""
 
     name: str
     fmt: FloatFormat
@@ -184,10 +190,22 @@ class ScaleRecipe:
     def __post_init__(self) -> None:
         """Refuse a recipe that has no meaning."""
         self.fmt.params()  # refuses a format that holds no elements
+        object.__setattr__(self, "block", _block(self.block, self.name))
         if min(self.block) < 0:
             raise FormatError(f"{self.name}: block {tuple(self.block)} has a negative side; 0 is the whole extent")
         if isinstance(self.scale, TwoLevelScale) and self.fmt != E2M1FN:
             raise FormatError(f"{self.name}: a two-level scale is defined for {E2M1FN.name}, not {self.fmt.name}")
+
+
+def _block(given: object, name: str) -> Block:
+    """``given`` as a Block of Python integers (NumPy's are narrow)."""
+    try:
+        if isinstance(given, tuple):
+            rows, cols = given
+            return Block(int(operator.index(rows)), int(operator.index(cols)))
+    except (TypeError, ValueError):
+        pass
+    raise FormatError(f"{name}: block {given!r} is no pair of integers; pass Block(rows, cols), 0 is the whole extent")
 
 
 class ExponentSteps(NamedTuple):

@@ -41,7 +41,8 @@ class Refused:
         """
         first = int(numbers[self.elements].min())
         value, own = self.x[numbers == first][0], source.flat[first]
-        same = bool(value == own) or bool(np.isnan(value) and np.isnan(own))
+        with np.errstate(invalid="ignore"):  # of a signalling NaN
+            same = bool(value == own) or bool(np.isnan(value) and np.isnan(own))
         return self._words(value, place("x", first, source.shape) + ("" if same else steps))
 
     def _words(self, value: np.float32, where: str) -> str:
