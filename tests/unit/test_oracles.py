@@ -113,7 +113,8 @@ def planned(target: str, **environment: str) -> str:
 
 
 def test_make_test_installs_the_oracles_exactly_where_ci_is_set() -> None:
-    torch, torchao = "pip install .* torch==2\\.13\\.0\n", 'uv pip install .* "torchao>=0\\.18,<0\\.19"\n'
+    torch = "pip install .* torch==2\\.13\\.0\n"
+    others = 'uv pip install .* "torchao>=0\\.18,<0\\.19" "mmaemu>=0\\.1,<0\\.2"\n'
     plans = {
         "user": planned("test"),
         "empty": planned("test", CI=""),
@@ -121,7 +122,7 @@ def test_make_test_installs_the_oracles_exactly_where_ci_is_set() -> None:
         "asked": planned("oracles"),
     }
     assert {"ci", "asked"} == {name for name, plan in plans.items() if re.search(torch, plan)}
-    assert {"ci", "asked"} == {name for name, plan in plans.items() if re.search(torchao, plan)}
+    assert {"ci", "asked"} == {name for name, plan in plans.items() if re.search(others, plan)}
     assert not any(re.search("uv pip install .*torch(?!ao)", plan) for plan in plans.values())
 
 
@@ -134,7 +135,7 @@ def test_make_takes_another_torch() -> None:
 def test_the_makefile_and_the_extra_name_the_same_oracles_and_the_pins_name_no_torch() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     makefile = (ROOT / "Makefile").read_text()
-    assert extras["oracle"] == re.findall(r"^TORCH(?:AO)? +\??:?= *(.+)$", makefile, re.MULTILINE)
+    assert extras["oracle"] == re.findall(r"^(?:TORCH|TORCHAO|MMAEMU) +\??:?= *(.+)$", makefile, re.MULTILINE)
     assert [] == re.findall(r"^torch.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
