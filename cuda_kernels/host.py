@@ -1,7 +1,7 @@
-"""Build a kernel with g++ and run it on the CPU, one thread at a time. Knows no kernel; needs no GPU.
+"""Build a kernel with g++ and run it on the CPU, a block at a time. Knows no kernel; needs no GPU.
 
-The text is the one that the GPU compiles; ``host.h`` stands in for CUDA. Kernels with shared memory, barriers
-or warp operations are not covered yet.
+The text is the one that the GPU compiles; ``emulation.h`` stands in for CUDA: threads of a block are fibres, so
+barriers, shared memory and warp operations work, and a divergent barrier is an error.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from cuda_kernels import KernelBuildError, source
 # O2 alone never reorders floating point; contraction is on by default in g++ and must be off.
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared")
 
-_DRIVER = """#include "host.h"
+_DRIVER = """#include "emulation.h"
 #include "kernel.cu"
-extern "C" void qsim_host_launch(const unsigned* grid, const unsigned* block, void** args)
+extern "C" int qsim_emulated_launch(const unsigned* grid, const unsigned* block, unsigned dynamic, void** args)
 {{
-    qsim_host::launch(&{kernel}, grid, block, args);
+    return qsim_emulation::launch(&{kernel}, grid, block, dynamic, args);
 }}
 """
+
+SANITIZE = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g", "-DQSIM_SANITIZED=1")
+"""Flags that let AddressSanitizer watch every access; the process must have its library loaded first."""
+
+
+class EmulationError(RuntimeError):
+    """A block could not finish: a divergent barrier, or lanes that never meet. Where stands on stderr."""
 
 
 def compiler() -> str | None:
@@ -34,35 +41,39 @@ def compiler() -> str | None:
 
 
 class HostKernel:
-    """One kernel as a function on the CPU: threads run one after another, so races cannot show."""
+    """One kernel as a function on the CPU: fibres switch at barriers and warp operations, so races cannot show."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._launch = library.qsim_host_launch
-        self._launch.restype = None
-        self._launch.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        self._launch = library.qsim_emulated_launch
+        self._launch.restype = ctypes.c_int
+        self._launch.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p)
 
-    def __call__(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
-        """Run the whole grid. args: ctypes values of exactly the kernel's parameter types, in its order."""
+    def __call__(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, dynamic: int = 0) -> None:
+        """Run the whole grid. args: ctypes values of exactly the kernel's parameter types, in its order.
+
+        dynamic: bytes of dynamic shared memory. EmulationError where a block cannot finish.
+        """
         sizes = [(ctypes.c_uint * 3)(*shape, *(1,) * (3 - len(shape))) for shape in (grid, block)]
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
-        self._launch(*sizes, pointers)
+        if not self._launch(*sizes, dynamic, pointers):
+            raise EmulationError("a block of the kernel did not finish; stderr says which threads wait where")
 
 
-def build(text: str, kernel: str) -> HostKernel:
+def build(text: str, kernel: str, *, options: Sequence[str] = ()) -> HostKernel:
     """Compile the CUDA ``text`` and load the ``extern "C"`` kernel named ``kernel``.
 
-    KernelBuildError where g++ is missing or refuses the text. Nothing stays on disk.
+    options: more flags of g++. KernelBuildError where g++ is missing or refuses the text. Nothing stays on disk.
     """
     path = compiler()
     if path is None:
         raise KernelBuildError("g++ was not found: install a C++ compiler to run kernels on the CPU")
     with tempfile.TemporaryDirectory(prefix="qsim-host-") as folder:
         here = Path(folder)
-        (here / "host.h").write_text(source("host.h"), encoding="utf-8")
+        (here / "emulation.h").write_text(source("emulation.h"), encoding="utf-8")
         (here / "kernel.cu").write_text(text, encoding="utf-8")
         (here / "driver.cpp").write_text(_DRIVER.format(kernel=kernel), encoding="utf-8")
         run = subprocess.run(
-            [path, *FLAGS, "-o", "kernel.so", "driver.cpp"],
+            [path, *FLAGS, *options, "-o", "kernel.so", "driver.cpp"],
             cwd=here,
             capture_output=True,
             text=True,

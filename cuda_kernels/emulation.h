@@ -1,0 +1,443 @@
+// CUDA on a CPU, for g++ to compile a kernel's own text and run it: blocks, shared memory, barriers, warp operations,
+// atomics. Threads of a block are fibres on one host thread, blocks run one after another, in ascending order.
+//
+// What it finds: a barrier that some threads of a block never reach, or reach at another line, and a warp operation that
+// some of its lanes never reach (a message on stderr, and launch returns false); shared memory that is read before it
+// is written (it is filled with 0xA5 before every block). What it cannot find: races between barriers, as fibres switch
+// only there. Compile with -std=c++17 -ffp-contract=off: then + - * / are the _rn operations, subnormals included.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define QSIM_EMULATED 1
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ static __attribute__((section("qsim_shared")))
+#define QSIM_DYNAMIC_SHARED(name) unsigned char* const name = ::qsim_emulation::dynamic_shared()
+
+extern "C" {
+// The linker's bounds of all __shared__ variables; absent where a text has none.
+extern char __start_qsim_shared[] __attribute__((weak));
+extern char __stop_qsim_shared[] __attribute__((weak));
+}
+
+namespace qsim_emulation {
+
+constexpr unsigned WARP = 32;
+constexpr std::size_t STACK = 1 << 17;  // of a fibre
+constexpr std::size_t BLOB = 256;       // of what a lane hands to a warp operation
+
+struct Index {
+    unsigned x, y, z;
+};
+
+// ---- switching stacks --------------------------------------------------------------------------------------------
+
+#if defined(__x86_64__)
+extern "C" void qsim_switch(void** from, void* to);
+asm(R"(
+    .text
+    .weak qsim_switch
+    .type qsim_switch, @function
+qsim_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size qsim_switch, .-qsim_switch
+)");
+
+struct Context {
+    void* pointer = nullptr;
+
+    void begin(unsigned char* stack, void (*entry)())
+    {
+        // 16-byte alignment as at the entry of a function: the address of the next return lies at 8 modulo 16.
+        auto top = reinterpret_cast<std::uintptr_t>(stack + STACK) & ~std::uintptr_t(15);
+        auto** words = reinterpret_cast<void**>(top);
+        *--words = nullptr;
+        *--words = reinterpret_cast<void*>(entry);
+        for (int i = 0; i < 6; ++i) *--words = nullptr;
+        pointer = words;
+    }
+
+    static void change(Context& from, Context& to) { qsim_switch(&from.pointer, to.pointer); }
+};
+#else
+}  // namespace qsim_emulation
+#include <ucontext.h>
+namespace qsim_emulation {
+struct Context {
+    ucontext_t own;
+
+    void begin(unsigned char* stack, void (*entry)())
+    {
+        getcontext(&own);
+        own.uc_stack.ss_sp = stack;
+        own.uc_stack.ss_size = STACK;
+        own.uc_link = nullptr;
+        makecontext(&own, entry, 0);
+    }
+
+    static void change(Context& from, Context& to) { swapcontext(&from.own, &to.own); }
+};
+#endif
+
+// ---- a block -----------------------------------------------------------------------------------------------------
+
+enum class State { READY, AT_BARRIER, AT_WARP, DONE };
+
+using Combine = void (*)(unsigned mask, unsigned char (*in)[BLOB], unsigned char (*out)[BLOB]);
+
+struct Warp {
+    unsigned arrived = 0, wanted = 0;
+    int line = 0;
+    unsigned long generation = 0;
+    unsigned char in[WARP][BLOB], out[WARP][BLOB];
+};
+
+struct Fibre {
+    Context context;
+    State state = State::READY;
+    int line = 0;
+    Index index{};
+};
+
+struct Block {
+    std::vector<Fibre> fibres;
+    std::vector<Warp> warps;
+    std::vector<unsigned char> stacks, dynamic;
+    Context scheduler;
+    unsigned current = 0;
+    bool failed = false;
+    void (*run)(void*) = nullptr;
+    void* arguments = nullptr;
+    int counted = 0;  // of __syncthreads_or and its like
+    int agreed = 0;
+};
+
+inline thread_local Block* block = nullptr;
+inline thread_local Index grid_size, block_size, block_index;
+
+inline Fibre& self() { return block->fibres[block->current]; }
+inline unsigned char* dynamic_shared() { return block->dynamic.data(); }
+inline unsigned lane() { return block->current % WARP; }
+inline Warp& warp() { return block->warps[block->current / WARP]; }
+
+inline void pause() { Context::change(self().context, block->scheduler); }
+
+inline void enter()
+{
+    block->run(block->arguments);
+    self().state = State::DONE;
+    pause();
+    std::abort();  // nobody resumes what is done
+}
+
+inline void wait_at_barrier(int line)
+{
+    self().state = State::AT_BARRIER;
+    self().line = line;
+    pause();
+}
+
+// All lanes of ``mask`` meet at one line; the last one combines what they brought.
+template <typename In, typename Out>
+Out meet(unsigned mask, int line, const In& mine, Combine combine)
+{
+    static_assert(sizeof(In) <= BLOB && sizeof(Out) <= BLOB, "a lane brings at most BLOB bytes");
+    Warp& own = warp();
+    const unsigned me = lane();
+    if (!(mask >> me & 1u)) {
+        std::fprintf(stderr, "qsim emulation: line %d: lane %u is not in the mask %08x it uses\n", line, me, mask);
+        block->failed = true;
+    }
+    if (own.arrived == 0) {
+        own.line = line;
+        own.wanted = mask;
+    } else if (own.line != line || own.wanted != mask) {
+        std::fprintf(stderr, "qsim emulation: lanes of a warp meet at lines %d (mask %08x) and %d (mask %08x)\n",
+                     own.line, own.wanted, line, mask);
+        block->failed = true;
+    }
+    std::memcpy(own.in[me], &mine, sizeof mine);
+    own.arrived |= 1u << me;
+    const unsigned long before = own.generation;
+    if ((own.arrived & own.wanted) == own.wanted) {
+        combine(own.wanted, own.in, own.out);
+        own.arrived = 0;
+        ++own.generation;
+    } else {
+        self().line = line;
+        while (own.generation == before && !block->failed) {
+            self().state = State::AT_WARP;
+            pause();
+        }
+    }
+    Out result{};
+    std::memcpy(&result, own.out[me], sizeof result);
+    return result;
+}
+
+// Runs every fibre as far as it goes, again and again; false where none can go on.
+inline bool run_block()
+{
+    for (;;) {
+        bool moved = false, live = false, all_at_barrier = true;
+        int line = 0;
+        for (unsigned i = 0; i < block->fibres.size(); ++i) {
+            Fibre& fibre = block->fibres[i];
+            if (fibre.state == State::READY || fibre.state == State::AT_WARP) {
+                const bool waiting = fibre.state == State::AT_WARP;
+                const unsigned long before = block->warps[i / WARP].generation;
+                block->current = i;
+                fibre.state = State::READY;
+                Context::change(block->scheduler, fibre.context);
+                moved = moved || !waiting || fibre.state != State::AT_WARP ||
+                        block->warps[i / WARP].generation != before;
+            }
+            if (block->failed) return false;
+            if (fibre.state == State::DONE) continue;
+            live = true;
+            if (fibre.state != State::AT_BARRIER) {
+                all_at_barrier = false;
+            } else if (line != 0 && fibre.line != line) {
+                std::fprintf(stderr, "qsim emulation: threads of a block wait at barriers of lines %d and %d\n", line,
+                             fibre.line);
+                return false;
+            } else {
+                line = fibre.line;
+            }
+        }
+        if (!live) return true;
+        if (all_at_barrier) {
+            block->agreed = block->counted;
+            block->counted = 0;
+            for (Fibre& fibre : block->fibres)
+                if (fibre.state == State::AT_BARRIER) fibre.state = State::READY;
+        } else if (!moved) {
+            for (unsigned i = 0; i < block->fibres.size(); ++i)
+                if (block->fibres[i].state == State::AT_WARP || block->fibres[i].state == State::AT_BARRIER)
+                    std::fprintf(stderr, "qsim emulation: deadlock: thread %u of block (%u, %u, %u) waits at line %d\n",
+                                 i, block_index.x, block_index.y, block_index.z, block->fibres[i].line);
+            return false;
+        }
+    }
+}
+
+template <typename... A, std::size_t... I>
+void call(void (*kernel)(A...), void** args, std::index_sequence<I...>)
+{
+    kernel(*static_cast<A*>(args[I])...);
+}
+
+template <typename... A>
+struct Launch {
+    void (*kernel)(A...);
+    void** args;
+
+    static void run(void* self)
+    {
+        auto* own = static_cast<Launch*>(self);
+        call(own->kernel, own->args, std::index_sequence_for<A...>{});
+    }
+};
+
+// As cudaLaunchKernel: args[i] points to the i-th argument, dynamic is the size of the dynamic shared memory. False
+// where a block cannot finish.
+template <typename... A>
+bool launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads, unsigned dynamic, void** args)
+{
+    Launch<A...> own{kernel, args};
+    Block mine;
+    const unsigned count = threads[0] * threads[1] * threads[2];
+    mine.fibres.resize(count);
+    mine.warps.resize((count + WARP - 1) / WARP);
+    mine.stacks.resize(STACK * count);
+    mine.dynamic.resize(dynamic + 16);
+    mine.run = &Launch<A...>::run;
+    mine.arguments = &own;
+    block = &mine;
+    grid_size = {grid[0], grid[1], grid[2]};
+    block_size = {threads[0], threads[1], threads[2]};
+    bool fine = true;
+    for (unsigned b = 0; fine && b < grid[0] * grid[1] * grid[2]; ++b) {
+        block_index = {b % grid[0], b / grid[0] % grid[1], b / grid[0] / grid[1]};
+        if (__start_qsim_shared != nullptr)
+            std::memset(__start_qsim_shared, 0xA5, static_cast<std::size_t>(__stop_qsim_shared - __start_qsim_shared));
+        std::memset(mine.dynamic.data(), 0xA5, mine.dynamic.size());
+        for (unsigned i = 0; i < count; ++i) {
+            Fibre& fibre = mine.fibres[i];
+            fibre.state = State::READY;
+            fibre.index = {i % threads[0], i / threads[0] % threads[1], i / threads[0] / threads[1]};
+            fibre.context.begin(mine.stacks.data() + STACK * i, &enter);
+        }
+        for (Warp& w : mine.warps) w.arrived = 0;
+        fine = run_block();
+    }
+    block = nullptr;
+    return fine;
+}
+
+}  // namespace qsim_emulation
+
+#define threadIdx (::qsim_emulation::self().index)
+#define blockIdx (::qsim_emulation::block_index)
+#define blockDim (::qsim_emulation::block_size)
+#define gridDim (::qsim_emulation::grid_size)
+#define warpSize 32
+
+// ---- barriers and warp operations ------------------------------------------------------------------------------------
+
+#define __syncthreads() ::qsim_emulation::wait_at_barrier(__LINE__)
+#define __syncwarp(...) ::qsim_emulation::sync_warp(__LINE__, ##__VA_ARGS__)
+#define __shfl_sync(mask, value, source) ::qsim_emulation::shuffle(mask, __LINE__, value, source)
+#define __shfl_xor_sync(mask, value, other) \
+    ::qsim_emulation::shuffle(mask, __LINE__, value, ::qsim_emulation::lane() ^ (other))
+#define __shfl_down_sync(mask, value, by) ::qsim_emulation::shuffle_down(mask, __LINE__, value, by)
+#define __ballot_sync(mask, flag) ::qsim_emulation::ballot(mask, __LINE__, flag)
+#define __any_sync(mask, flag) (::qsim_emulation::ballot(mask, __LINE__, flag) != 0u)
+#define __all_sync(mask, flag) (::qsim_emulation::ballot(mask, __LINE__, !(flag)) == 0u)
+
+namespace qsim_emulation {
+
+inline void sync_warp(int line, unsigned mask = 0xFFFFFFFFu)
+{
+    meet<int, int>(mask, line, 0, [](unsigned, unsigned char (*)[BLOB], unsigned char (*)[BLOB]) {});
+}
+
+template <typename T>
+struct Shuffled {
+    T value;
+    unsigned source;
+};
+
+template <typename T>
+T shuffle(unsigned mask, int line, T value, unsigned source)
+{
+    return meet<Shuffled<T>, T>(
+        mask, line, {value, source % WARP}, [](unsigned, unsigned char (*in)[BLOB], unsigned char (*out)[BLOB]) {
+            for (unsigned i = 0; i < WARP; ++i) {
+                Shuffled<T> mine, theirs;
+                std::memcpy(&mine, in[i], sizeof mine);
+                std::memcpy(&theirs, in[mine.source % WARP], sizeof theirs);
+                std::memcpy(out[i], &theirs.value, sizeof(T));
+            }
+        });
+}
+
+template <typename T>
+T shuffle_down(unsigned mask, int line, T value, unsigned by)
+{
+    const unsigned source = lane() + by;
+    return shuffle(mask, line, value, source < WARP ? source : lane());
+}
+
+inline unsigned ballot(unsigned mask, int line, bool flag)
+{
+    return meet<int, unsigned>(
+        mask, line, flag, [](unsigned wanted, unsigned char (*in)[BLOB], unsigned char (*out)[BLOB]) {
+            unsigned votes = 0;
+            for (unsigned i = 0; i < WARP; ++i) {
+                int vote;
+                std::memcpy(&vote, in[i], sizeof vote);
+                votes |= (wanted >> i & 1u && vote != 0) ? 1u << i : 0u;
+            }
+            for (unsigned i = 0; i < WARP; ++i) std::memcpy(out[i], &votes, sizeof votes);
+        });
+}
+
+}  // namespace qsim_emulation
+
+// ---- atomics: fibres switch nowhere in them --------------------------------------------------------------------------
+
+template <typename T>
+T atomicAdd(T* at, T value)
+{
+    const T before = *at;
+    *at = static_cast<T>(before + value);
+    return before;
+}
+
+template <typename T>
+T atomicMax(T* at, T value)
+{
+    const T before = *at;
+    *at = before < value ? value : before;
+    return before;
+}
+
+template <typename T>
+T atomicOr(T* at, T value)
+{
+    const T before = *at;
+    *at = before | value;
+    return before;
+}
+
+// ---- arithmetic ------------------------------------------------------------------------------------------------------
+
+struct __align__(16) float4 { float x, y, z, w; };
+struct __align__(16) uint4 { unsigned x, y, z, w; };
+struct __align__(8) uint2 { unsigned x, y; };
+
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+inline float __double2float_rn(double a) { return static_cast<float>(a); }
+
+namespace qsim_emulation {
+template <typename To, typename From>
+To bits_as(From value)
+{
+    static_assert(sizeof(To) == sizeof(From), "the same number of bits");
+    To result;
+    std::memcpy(&result, &value, sizeof result);
+    return result;
+}
+}  // namespace qsim_emulation
+
+inline unsigned __float_as_uint(float x) { return qsim_emulation::bits_as<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return qsim_emulation::bits_as<float>(x); }
+inline long long __double_as_longlong(double x) { return qsim_emulation::bits_as<long long>(x); }
+inline double __longlong_as_double(long long x) { return qsim_emulation::bits_as<double>(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((std::uint64_t(a) * b) >> 32); }
+template <typename T>
+inline T __ldg(const T* at) { return *at; }
+template <typename T>
+inline T min(T a, T b) { return b < a ? b : a; }
+template <typename T>
+inline T max(T a, T b) { return a < b ? b : a; }
