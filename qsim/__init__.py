@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         observe_for_future_state,
         quantize_with_snapshot,
     )
+    from qsim.quant.assembled import from_codes
     from qsim.quant.plain import dequantize, quantize
     from qsim.quant.products import GemmResult, scaled_gemm, scaled_gemm_with_report
     from qsim.quant.state import QuantizedTensor
@@ -52,6 +53,7 @@ _DOORS = {
     "encode": "qsim.codec",
     "encode_scalar": "qsim.codec",
     "encode_with_counts": "qsim.codec",
+    "from_codes": "qsim.quant.assembled",
     "get_backend": "qsim.backends",
     "get_format": "qsim.formats",
     "get_policy": "qsim.formats",
@@ -90,6 +92,7 @@ __all__ = [
     "encode",
     "encode_scalar",
     "encode_with_counts",
+    "from_codes",
     "get_backend",
     "get_format",
     "get_policy",

@@ -143,7 +143,7 @@ def bench(
             console.print(note)
     if products:
         console.print(*([""] if codecs else []), product_table(products))
-        console.print("floor of a model: GMAC/s; of everything else: speed over the peer. '!' marks a figure below it.")
+        console.print("floor, for the default side: GMAC/s of a model, else speed over the peer. '!': below it.")
 
 
 @app.command()

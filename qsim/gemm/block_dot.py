@@ -12,11 +12,13 @@ import numpy as np
 
 from qsim.arrays import F32, F64, U8, AnyArray
 from qsim.checks import whole_number
+from qsim.codec.inputs import as_array
 from qsim.codec.tables import decode_table
 from qsim.codec.threads import in_chunks
 from qsim.errors import FormatError, UsageError
 from qsim.formats import FloatFormat, get_format
 from qsim.gemm import model_kernels as kernels
+from qsim.gemm.epilogue import SHORT_NAMES
 from qsim.gemm.models import TensorCoreModel, get_model
 from qsim.gemm.operands import FLOAT16, OperandFormat, checked_codes, operand_format, values_and_powers
 
@@ -58,16 +60,18 @@ def block_dot(
     """Every row one tensor-core dot product: chain over a_codes [rows, K] and b_codes [rows, K] that begins with c.
 
     codes: one a byte (uint8) for formats of at most 8 bits; for "float16", "bfloat16" and "tf32" bit patterns (uint16,
-    uint16, uint32 of a float32) or arrays of those dtypes; for the model "int8" int8 arrays. Any K: a tail counts as
-    zeros. c: float32 [rows] or one number; a float16 result takes it rounded to float16. scale_a, scale_b: uint8
-    [rows, ceil(K / 32 or 16)], codes of block scales (E8M0, or E4M3 whose sign is not read), for models with scales.
-    out_dtype: "float32", or "float16" for its values as float32. Returns float32 [rows] (int32 for "int8", sums modulo
-    2^32). NaN is 7fffffff, of float16 7fff widened.
+    uint16, uint32 of a float32) or arrays of those dtypes; for the model "int8" int8 arrays, both formats "int8" too.
+    Any K: a tail counts as zeros. c: float32 [rows] or one number; a float16 result takes it rounded to float16.
+    scale_a, scale_b: uint8 [rows, ceil(K / 32 or 16)], codes of block scales (E8M0, or E4M3 whose sign is not read), of
+    models with scales. out_dtype: "float32", or "float16" for its values as float32. Returns float32 [rows] (int32 for
+    "int8", sums modulo 2^32). NaN is 7fffffff, of float16 7fff widened; a result of 0 is +0.
     UsageError: an unknown model, shapes that do not fit, formats or scales that the model does not take; FormatError:
     another dtype, a code outside its format.
     """
     chosen, half = get_model(model), half_result(out_dtype)
     if chosen.integer:
+        if half or scale_a is not None or scale_b is not None or (fmt_a, fmt_b) != ("int8", "int8"):
+            raise UsageError(f"model {chosen.name} takes fmt_a='int8', fmt_b='int8', no scales, and returns int32")
         return _integer_rows(a_codes, b_codes, c, chosen)
     one, other = (operand_format(fmt) for fmt in (fmt_a, fmt_b))
     check_formats(chosen, one, other, half)
@@ -96,7 +100,8 @@ def block_dot(
 
 def half_result(out_dtype: object) -> bool:
     """Whether a result is float16; UsageError for what no accumulator is."""
-    name = out_dtype if isinstance(out_dtype, str) else getattr(np.dtype(out_dtype), "name", "")  # type: ignore[call-overload]
+    name = out_dtype if isinstance(out_dtype, str) else str(getattr(out_dtype, "__name__", out_dtype))
+    name = SHORT_NAMES.get(name, name)
     if name not in ("float32", "float16"):
         raise UsageError(f"out_dtype {out_dtype!r}: a tensor core returns 'float32' or 'float16'")
     return name == "float16"
@@ -106,7 +111,8 @@ def check_formats(model: TensorCoreModel, a: OperandFormat, b: OperandFormat, ha
     """UsageError for operands or a result that the model does not have."""
     for fmt in (a, b):
         if fmt.name not in model.formats:
-            raise UsageError(f"model {model.name} takes {', '.join(model.formats)}, not {fmt.name}")
+            hint = "; qsim.gemm.block_dot takes such operands" if set(model.formats) & {"float16", "tf32"} else ""
+            raise UsageError(f"model {model.name} takes {', '.join(model.formats)}, not {fmt.name}{hint}")
     if a != b and not model.mixed:
         raise UsageError(f"model {model.name} takes two operands of one format, not {a.name} and {b.name}")
     if half and (not model.half_result or a.name == "bfloat16"):
@@ -192,7 +198,7 @@ def chain_product(a: Side, b: Side, c: F64, model: TensorCoreModel, *, half: boo
 
 def accumulators(c: npt.ArrayLike, shape: tuple[int, int], half: bool) -> F64:
     """c as float64 of the kernels' shape: float32 values, rounded to float16 where the result is."""
-    array = np.asarray(c)
+    array = as_array(c, "c")
     if array.dtype.kind not in "fiu" and array.dtype.name not in ("bfloat16", "float16"):
         raise FormatError(f"c of dtype {array.dtype}; pass float32")
     with np.errstate(over="ignore"):
@@ -216,7 +222,7 @@ def finished(out: F64, half: bool) -> F32:
 
 
 def _rows(codes: npt.ArrayLike, fmt: OperandFormat, what: str) -> AnyArray:
-    array = checked_codes(np.asarray(codes), fmt, what)
+    array = checked_codes(as_array(codes, what), fmt, what)
     if array.ndim != 2:
         raise UsageError(f"{what} of shape {array.shape}: pass [rows, K]")
     return np.ascontiguousarray(array)
@@ -229,7 +235,7 @@ def _padded(x: F64, length: int, value: float = 0.0) -> F64:
 
 def _scales(scale: npt.ArrayLike | None, model: TensorCoreModel, rows: int, depth: int, what: str) -> tuple[F64, F64]:
     """Values of scale codes [rows, blocks], and their powers of two."""
-    codes: U8 = np.asarray(scale)
+    codes: U8 = as_array(scale if scale is not None else [], what)
     blocks = -(-depth // model.scale_block)
     if codes.dtype != np.uint8:
         raise FormatError(f"{what} of dtype {codes.dtype}: pass the codes of {model.scale_format}, uint8")
@@ -279,13 +285,19 @@ def _grouped(a: Side, b: Side, row: int, model: TensorCoreModel, half: bool, out
 
 
 def _integer_rows(a: npt.ArrayLike, b: npt.ArrayLike, c: npt.ArrayLike, model: TensorCoreModel) -> AnyArray:
-    left, right = np.asarray(a), np.asarray(b)
+    left, right, start = as_array(a, "a_codes"), as_array(b, "b_codes"), as_array(c, "c")
     for name, x in (("a_codes", left), ("b_codes", right)):
         if x.dtype != np.int8 or x.ndim != 2:
             raise FormatError(f"{name} is {x.dtype} of shape {x.shape}; model {model.name} takes int8 [rows, K]")
     if left.shape != right.shape:
         raise UsageError(f"a_codes of shape {left.shape} and b_codes of shape {right.shape} differ")
-    total = np.einsum("rk,rk->r", left.astype(np.int64), right.astype(np.int64)) + np.asarray(c, np.int64)
+    if start.size == 1 and start.dtype == np.float64 and start.reshape(-1)[0] == 0:
+        start = np.zeros((), np.int64)  # the default
+    if start.dtype.kind not in "iu" or start.shape not in ((), (left.shape[0],)):
+        raise FormatError(
+            f"c is {start.dtype} of shape {start.shape}; model {model.name} takes integers [rows], or one"
+        )
+    total = np.einsum("rk,rk->r", left.astype(np.int64), right.astype(np.int64)) + start.astype(np.int64)
     return wrapped(total)
 
 
@@ -307,7 +319,9 @@ def cuts(
         promote_every = whole_number("promote_every", promote_every, least=1)
         if promote_every % step:
             raise UsageError(f"promote_every {promote_every} cuts an instruction; choose a multiple of {step}")
-    whole = max(-(-depth // step), 1) * step
+    whole = -(-depth // step) * step
+    if whole == 0:
+        return []
     unit = step if unit is None else unit
     units = -(-whole // unit)
     each = -(-units // split_k) * unit

@@ -65,7 +65,8 @@ def dot_oracle(
     scale_b: AnyArray | None = None,
 ) -> np.float32:
     """One chain: codes [K], block scales [K / scale_block], accumulator c; a float16 result where ``half``."""
-    a, b = _terms(a_codes, operand_format(fmt_a), model), _terms(b_codes, operand_format(fmt_b), model)
+    lowest = FLOAT16.min_exponent if model.lowered else None
+    a, b = _terms(a_codes, operand_format(fmt_a), lowest), _terms(b_codes, operand_format(fmt_b), lowest)
     depth = model.step
     padding = -len(a) % depth
     zero = Term(0, 0, 0)
@@ -83,9 +84,8 @@ def dot_oracle(
     return result
 
 
-def _terms(codes: AnyArray, fmt: OperandFormat, model: TensorCoreModel) -> list[Term]:
+def _terms(codes: AnyArray, fmt: OperandFormat, lowest: int | None) -> list[Term]:
     sign, significand, exponent, nan, inf = fields(codes, fmt)
-    lowest = FLOAT16.min_exponent if model.lowered else None
     terms = []
     for i in range(codes.size):
         special = NAN if nan[i] else math.copysign(math.inf, sign[i]) if inf[i] else None
@@ -107,8 +107,7 @@ def _scale_terms(codes: AnyArray | None, model: TensorCoreModel) -> list[Term]:
     assert codes is not None, "a scaled model has scales"
     if model.scale_format == "float8_e8m0fnu":
         return [Term(1, int(code) - 127, 0, NAN if code == 255 else None) for code in codes]
-    fmt = operand_format(str(model.scale_format))
-    return _terms(codes & np.uint8(0x7F), fmt, _UNSCALED)
+    return _terms(codes & np.uint8(0x7F), operand_format(str(model.scale_format)), lowest=None)
 
 
 def _steps(here: range, model: TensorCoreModel) -> Iterator[list[int]]:
@@ -201,6 +200,8 @@ def _round_half(value: Fraction) -> np.float32:
     exponent -= magnitude < Fraction(2) ** exponent
     unit = Fraction(2) ** (max(exponent, lowest) - fraction_bits)
     rounded = round(magnitude / unit) * unit
+    if rounded == 0:
+        return np.float32(0)
     return np.float32(math.copysign(math.inf if rounded >= 2 ** (highest + 1) else float(rounded), value))
 
 
@@ -221,6 +222,3 @@ def _added(c: np.float32, s: np.float32, half: bool) -> np.float32:
         return _round_half(Fraction(float(c)) + Fraction(float(s)))
     with np.errstate(over="ignore"):
         return np.float32(np.float32(c + s) + np.float32(0))
-
-
-_UNSCALED = TensorCoreModel(name="plain", formats=(), products=1, fraction=0, result=0, evidence="")

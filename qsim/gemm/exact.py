@@ -61,9 +61,10 @@ class MatmulReport:
 
 
 def matmul(a: F32, b: F32) -> F32:
-    """a [..., T, K] @ b [..., K, O], leading axes broadcast: exact sums rounded once, ties to even.
+    """a [..., T, K] @ b [..., K, O], leading axes broadcast: exact sums rounded once, ties to even; float32.
 
-    The bits depend on nothing but the operands' values. Errors: UsageError for other dtypes or shapes.
+    The bits depend on nothing but the operands' values. K = 0 gives +0; K is at most 2^28. NaN is 7fc00000; a sum that
+    overflows is Inf. Errors: UsageError for anything but float32 arrays whose shapes fit.
     """
     return matmul_with_report(a, b)[0]
 
@@ -83,6 +84,10 @@ def matmul_with_report(a: F32, b: F32) -> tuple[F32, MatmulReport]:
 def _check(a: AnyArray, b: AnyArray) -> tuple[int, ...]:
     """The broadcast leading shape."""
     for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
+            raise UsageError(
+                f"matmul: {name} is {type(x).__name__}; pass a float32 array (of a quantized tensor: scaled_gemm)"
+            )
         if x.dtype != np.float32:
             raise UsageError(f"matmul: {name} is {x.dtype}; round it to float32 once, before the call")
         if x.ndim < 2:

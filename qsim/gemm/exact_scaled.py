@@ -78,7 +78,7 @@ def _oracle_output(row: F64, column: F64, factor: Fraction) -> np.float32:
         products = row * column
         special = products[~np.isfinite(products)].sum() if not np.isfinite(products).all() else 0.0
     if special != 0.0:
-        return _QUIET_NAN if math.isnan(special) else np.float32(special)
+        return _QUIET_NAN if math.isnan(special) or factor == 0 else np.float32(special)
     total = sum((Fraction(x) * Fraction(y) for x, y in zip(row.tolist(), column.tolist(), strict=True)), Fraction(0))
     return _round_oracle(total * factor)
 

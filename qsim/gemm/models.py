@@ -7,7 +7,8 @@ One block-FMA step consumes ``products`` products and one accumulator c (``block
 2. E is the largest exponent of the non-zero products, and of c where it takes part and is not 0 (clamped at -126).
 3. Every term is truncated toward zero to a multiple of 2^(E - fraction), and the integers are added exactly.
 4. The sum is truncated toward zero to ``result`` fraction bits of its own binade (a float16 result: rounded to nearest
-   even instead). 0 is +0; beyond the range it is Inf. What is not finite is what IEEE gives; NaN is 7fffffff (7fff).
+   even instead). A result of 0 is +0, of a sum that was not 0 too; beyond the range it is Inf. What is not finite is
+   what IEEE gives; NaN is 7fffffff (7fff).
 
 A longer K is a chain: c of the next step is this result. Sources: MMA-Sim (arXiv 2511.10909), hardware rows of
 MATLAB-tensor-core (arXiv 2512.07004), PTX ISA.
@@ -60,6 +61,29 @@ class TensorCoreModel:
     group: int = 0
     half_result: bool = False
     integer: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what the kernels do not hold: they walk 4 terms at a time and keep sums below 2^53 units."""
+        if self.integer:
+            return
+        terms = self.products // self.group if self.group else self.products
+        rules = {
+            "products must be a multiple of 4 (of 4 groups)": self.products > 0 and terms > 0 and terms % 4 == 0,
+            "fraction must be in 1..40": 1 <= self.fraction <= 40,
+            "result must be in 0..23": 0 <= self.result <= 23,
+            "depth must be a multiple of products": self.depth >= 0 and self.depth % max(self.products, 1) == 0,
+            "late needs a depth": not self.late or self.depth > 0,
+            "group must divide products and scale_block": not self.group
+            or (self.products % self.group == 0 and self.scale_block % self.group == 0 and self.scale_block > 0),
+            "scale_format and scale_block come together": (self.scale_format is None) == (self.scale_block == 0),
+            "scale_block must divide the step": not self.scale_block or self.step % self.scale_block == 0,
+            "order must name residues of 4, one step each": not self.order
+            or (sorted(r for step in self.order for r in step) == [0, 1, 2, 3] and self.step % 4 == 0
+                and all(len(step) * self.step // 4 == self.products for step in self.order)),
+        }  # fmt: skip
+        for rule, holds in rules.items():
+            if not holds:
+                raise UsageError(f"model {self.name}: {rule}")
 
     @property
     def step(self) -> int:

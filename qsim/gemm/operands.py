@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from qsim.arrays import F64, I64, AnyArray, frozen
+from qsim.codec.inputs import as_array
 from qsim.errors import FormatError
 from qsim.formats import ALIASES, FORMATS, FloatFormat, NanEncoding
 
@@ -67,8 +68,10 @@ _WIDE: Final[Mapping[str, OperandFormat]] = MappingProxyType({f.name: f for f in
 
 def operand_format(fmt: str | FloatFormat) -> OperandFormat:
     """The operand format of a name ("float8_e4m3fn", "e2m1", "float16", "bfloat16", "tf32") or a FloatFormat."""
+    if not isinstance(fmt, (str, FloatFormat)):
+        raise FormatError(f"operand format {fmt!r}: pass a name, like 'float8_e4m3fn' or 'bfloat16', or a FloatFormat")
     if isinstance(fmt, str):
-        key = fmt.lower()
+        key = {"fp16": "float16", "half": "float16", "bf16": "bfloat16"}.get(fmt.lower(), fmt.lower())
         if key in _WIDE:
             return _WIDE[key]
         key = ALIASES.get(key, key)
@@ -89,7 +92,9 @@ def operand_format(fmt: str | FloatFormat) -> OperandFormat:
 
 def checked_codes(codes: AnyArray, fmt: OperandFormat, what: str) -> AnyArray:
     """Codes as unsigned integers of the format's width; float16, bfloat16 and float32 arrays by their bits."""
-    codes = np.asarray(codes)
+    codes = as_array(codes, what)
+    if not codes.dtype.isnative:
+        codes = codes.astype(codes.dtype.newbyteorder("="))
     same_name = codes.dtype.name in (fmt.name, "float32" if fmt is TF32 else fmt.name)
     if same_name and codes.dtype.itemsize == np.dtype(fmt.codes).itemsize:
         codes = np.ascontiguousarray(codes).view(fmt.codes)

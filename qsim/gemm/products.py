@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -10,12 +11,15 @@ import numpy as np
 from qsim.arrays import F32, F64, U8
 from qsim.checks import whole_number
 from qsim.errors import UsageError
-from qsim.gemm.block_dot import accumulators, chain_product, check_formats, cuts, finished, side, transposed
+from qsim.formats import FORMATS
+from qsim.gemm.block_dot import NAN_F32, accumulators, chain_product, check_formats, cuts, finished, side, transposed
 from qsim.gemm.epilogue import fma32
 from qsim.gemm.exact_scaled import ProductReport, exact_product
 from qsim.gemm.models import MODELS, TensorCoreModel, get_model
 from qsim.gemm.operands import operand_format
 from qsim.gemm.scaled import ScaledOperand, check_depths
+
+QUIET_NAN: Final = np.uint32(0x7FC00000).view(np.float32)
 
 EXACT: Final = ("exact", "exact_per_block")
 """Ways to accumulate that are no tensor core's."""
@@ -45,6 +49,8 @@ def accumulate(
     """
     depth = check_depths(a, b)
     split_k = whole_number("split_k", split_k, least=1)
+    if promote_every is not None:
+        promote_every = whole_number("promote_every", promote_every, least=1)
     if isinstance(how, str) and how in EXACT:
         if promote_every is not None or split_k != 1:
             raise UsageError(
@@ -55,7 +61,11 @@ def accumulate(
             return Accumulator(acc=acc, report=report, holds_factors=factors)
         return _per_block(a, b, depth)
     if isinstance(how, str) and how not in MODELS:
-        raise UsageError(f"accumulate {how!r} is unknown; known: {', '.join((*EXACT, *MODELS))}")
+        serving = [name for name, model in MODELS.items() if set(model.formats) & set(FORMATS)]
+        close = [name for name in (*EXACT, *serving) if str(how).lower() in name]
+        close = close or difflib.get_close_matches(how.lower(), (*EXACT, *serving), n=2, cutoff=0.6)
+        hint = f"did you mean {' or '.join(map(repr, close[:3]))}? " if how and close else ""
+        raise UsageError(f"accumulate {how!r} is unknown: {hint}known: {', '.join((*EXACT, *serving))}")
     return _by_model(a, b, get_model(how), depth, promote_every, split_k)
 
 
@@ -71,7 +81,7 @@ def _per_block(a: ScaledOperand, b: ScaledOperand, depth: int) -> Accumulator:
         path = report.path
         counts = {name: counts[name] + getattr(report, name) for name in counts}
     return Accumulator(
-        acc=acc,
+        acc=canonical(acc, QUIET_NAN),
         report=ProductReport(path=f"{path}, block by block", outputs=acc.size, **counts),
         holds_factors=False,
     )
@@ -110,7 +120,8 @@ def _by_model(
     width = _block_width(a, b, depth) if blocks is not None else None
     shape = (a.codes.shape[0], b.codes.shape[0])
     sums: list[F32] = []
-    for chains in cuts(depth, model.step, promote_every=promote_every or width, split_k=split_k, unit=width):
+    promoted = width if promote_every is None else promote_every
+    for chains in cuts(depth, model.step, promote_every=promoted, split_k=split_k, unit=width):
         acc: F32 | None = None
         for first, last in chains:
             c = accumulators(0.0, shape, half=False)
@@ -122,11 +133,17 @@ def _by_model(
             else:
                 acc = partial if acc is None else _sum(acc, partial)
         sums.append(np.zeros(shape, np.float32) if acc is None else acc)
-    total = sums[0]
+    total = sums[0] if sums else np.zeros(shape, np.float32)
     for other in sums[1:]:
         total = _sum(total, other)
     report = ProductReport(path=f"model {model.name}", outputs=total.size)
-    return Accumulator(acc=total, report=report, holds_factors=False)
+    return Accumulator(acc=canonical(total, NAN_F32), report=report, holds_factors=False)
+
+
+def canonical(y: F32, nan: np.float32) -> F32:
+    """y with one NaN for all: what sums and products make of two NaN differs between processors."""
+    found = np.isnan(y)
+    return np.where(found, nan, y) if found.any() else y
 
 
 def _sum(a: F32, b: F32) -> F32:
@@ -152,7 +169,13 @@ def _chain_scales(
     if a.block is None and b.block is None:
         return None
     width = _block_width(a, b, depth)
-    run = promote_every or width
+    run = width if promote_every is None else promote_every
+    if width % model.step:
+        scaled = ", ".join(name for name, other in MODELS.items() if other.scale_block == width)
+        raise UsageError(
+            f"model {model.name} adds {model.step} k at a time and cannot end a chain after a block of {width}; "
+            f"models with such blocks: {scaled or 'none'}"
+        )
     if width % run or run % model.step:
         raise UsageError(
             f"blocks of {width} along K in model {model.name}: a chain ends where its scale does, so promote_every "

@@ -95,7 +95,7 @@ def scaled_operand(scaled: ScaledCodes, recipe: ScaleRecipe) -> ScaledOperand:
         case Float32Scale():
             with np.errstate(divide="ignore", over="ignore"):
                 descale = np.divide(np.float32(1), scaled.scales, dtype=np.float32).astype(np.float64)
-            if scaled.scales.shape[1] <= 1:
+            if recipe.block.cols == 0:
                 row = np.repeat(descale.reshape(-1), extent[0])[:rows] if descale.size else ones
                 return ScaledOperand(codes=codes, fmt=recipe.fmt, row=np.ascontiguousarray(row))
             return ScaledOperand(codes=codes, fmt=recipe.fmt, row=ones, block=descale, extent=extent)
@@ -121,5 +121,6 @@ def scaled_operand(scaled: ScaledCodes, recipe: ScaleRecipe) -> ScaledOperand:
 def check_depths(a: ScaledOperand, b: ScaledOperand) -> int:
     """K; UsageError where the operands differ."""
     if a.codes.shape[1] != b.codes.shape[1]:
-        raise UsageError(f"a has K = {a.codes.shape[1]} and b K = {b.codes.shape[1]}; they must be equal")
+        hint = "; b's other axis is that long: transpose_b" if b.codes.shape[0] == a.codes.shape[1] else ""
+        raise UsageError(f"a has K = {a.codes.shape[1]} and b K = {b.codes.shape[1]}; they must be equal{hint}")
     return int(a.codes.shape[1])

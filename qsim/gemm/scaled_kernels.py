@@ -77,8 +77,9 @@ def finish_exact(S: Any, unit: float, row_factor: F64, column_factor: F64, out: 
             target[j] = np.float32(high + 0.0)
         if suspect:
             for j in range(source.size):
-                s = np.float64(np.float64(source[j]) * unit)
-                target[j] = np.float32(_rounded_product(s, np.float64(own * column_factor[j])) + np.float32(0))
+                s, f = np.float64(np.float64(source[j]) * unit), np.float64(own * column_factor[j])
+                # An exact 0 is +0; what rounds to 0 keeps its sign.
+                target[j] = np.float32(0) if (s == 0.0) | ((f == 0.0) & (s == s)) else _rounded_product(s, f)
 
 
 @cached

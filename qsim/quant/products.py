@@ -8,14 +8,16 @@ import numpy as np
 
 from qsim.arrays import F32, F64, AnyArray
 from qsim.checks import yes_or_no
+from qsim.codec.hadamard import rotate_back
 from qsim.codec.scaled.result import BlockCounts, ScaledCodes
 from qsim.errors import UsageError
+from qsim.gemm.block_dot import NAN_F32
 from qsim.gemm.centred import centred_matmul
 from qsim.gemm.epilogue import DEFAULT, Epilogue, amax_of, finished, output, output_name
 from qsim.gemm.exact import _round_oracle, matmul
 from qsim.gemm.exact_scaled import ProductReport
 from qsim.gemm.models import TensorCoreModel
-from qsim.gemm.products import Accumulator, accumulate
+from qsim.gemm.products import EXACT, QUIET_NAN, Accumulator, accumulate, canonical
 from qsim.gemm.scaled import ScaledOperand, scaled_operand
 from qsim.quant.plain import lined_shape, unpacked_codes
 from qsim.quant.state import QuantizedTensor
@@ -53,12 +55,14 @@ def scaled_gemm(
     have any axis.
     accumulate: "exact" (default), one rounding to float32 of the exact sum, all scales included, the same bits on any
     machine; "exact_per_block", each block's exact partial rounded to float32 and added in ascending k; or the name of a
-    tensor-core model (``qsim.gemm.MODELS``), with ``promote_every`` k between float32 additions and ``split_k`` parts.
+    tensor-core model of FP8, FP6 or FP4 (``qsim.gemm.MODELS``), with ``promote_every`` k between float32 additions (by
+    default never, or a block whose scale the model does not take) and at most ``split_k`` parts of K.
     epilogue: alpha, beta, c, bias, scale_d and the order of scales (``qsim.gemm.Epilogue``). out_dtype: "float32",
     "float16", "bfloat16" (its values, in float32) or an FP8 format (uint8 codes).
-    A centre: X = C + R, D = RN(RN(C B) + y), the product of the centre with the decoded other side exact and rounded
-    once; of two centres the terms are added in the order R_a C_b, C_a R_b, C_a C_b. Rotated operands need one rotation.
-    NaN is 7fc00000 of the exact ways, 7fffffff of a model.
+    A centre: X = C + R, D = RN(y + RN(alpha RN(C B))), the product of the centre with the decoded other side exact and
+    rounded once; of two centres the terms are added in the order R_a C_b, C_a R_b, C_a C_b. Rotated operands need one
+    rotation. float16, bfloat16 and FP8 outputs are rounded from float32, ties to even. NaN is 7fc00000 of the exact
+    ways and of bfloat16, 7fffffff of a model (float16: 7e00 and 7fff).
     UsageError: shapes, axes, blocks, signs or options that do not fit; FormatError: an unknown out_dtype.
     """
     return scaled_gemm_with_report(
@@ -78,20 +82,24 @@ def scaled_gemm_with_report(
     out_dtype: str = "float32",
     transpose_b: bool = False,
 ) -> GemmResult:
-    """``scaled_gemm``, with the amax of D and how the sums were made."""
+    """``scaled_gemm``, as a GemmResult: d, y (float32 before the output format), amax, and the report of its sums."""
     if not isinstance(epilogue, Epilogue):
         raise UsageError(f"epilogue is {type(epilogue).__name__}; pass qsim.gemm.Epilogue(...)")
     output_name(out_dtype)
     left, right = _side(a, "a", -1), _side(b, "b", 1 if yes_or_no("transpose_b", transpose_b) else 0)
     if not _same(a.signs, b.signs):
         raise UsageError("a and b are rotated differently; H a and H b need the same signs, or none")
+    if not isinstance(accumulate, (str, TensorCoreModel)):
+        raise UsageError(f"accumulate is {type(accumulate).__name__}; pass a name, or a TensorCoreModel")
     order = epilogue.order or ("exact" if accumulate == "exact" else "product")
     if order == "exact" and accumulate != "exact":
         raise UsageError(f"order 'exact' needs accumulate='exact'; {accumulate!r} rounds its sums before the scales")
     result = _accumulated(left.operand, right.operand, accumulate, promote_every, split_k, order == "exact")
     row, column = _factors(left.operand, right.operand)
-    y = finished(result.acc, row, column, epilogue, order=order, correction=_correction(left, right))
-    y = y.reshape(*a.shape[:-1], y.shape[1])
+    shape = (*a.shape[:-1], result.acc.shape[1])
+    y = finished(result.acc, row, column, epilogue, order=order, shape=shape, correction=_correction(left, right))
+    exact = isinstance(accumulate, str) and accumulate in EXACT
+    y = canonical(y, QUIET_NAN if exact else NAN_F32)
     return GemmResult(d=output(y, out_dtype, epilogue), y=y, report=result.report)
 
 
@@ -104,10 +112,11 @@ class _Side:
 
     @property
     def residual(self) -> F32:
-        """The decoded residual [rows, K]: element times factors, rounded once."""
+        """The decoded residual [rows, K]: element times factors, rounded once; rotated back where it is rotated."""
         x = self.operand
         with np.errstate(all="ignore"):
-            return np.asarray(x.values() * _with_tensor(x)[:, None], np.float32)
+            decoded = np.asarray(x.values() * _with_tensor(x)[:, None], np.float32)
+        return decoded if self.tensor.signs is None else rotate_back(decoded, self.tensor.signs)
 
     def center(self) -> tuple[F32, str, int]:
         """The centre as ``qsim.gemm.centred`` takes it: numbers, axis, columns of a block."""
@@ -127,12 +136,18 @@ class _Side:
         return np.ascontiguousarray(np.broadcast_to(c, lined)).reshape(rows, depth), "block", 1
 
 
-def _side(tensor: QuantizedTensor, name: str, axis: int) -> _Side:
+def _side(tensor: object, name: str, axis: int) -> _Side:
     if not isinstance(tensor, QuantizedTensor):
-        raise UsageError(f"{name} is {type(tensor).__name__}; pass what qsim.quantize returned")
+        raise UsageError(
+            f"{name} is {type(tensor).__name__}; pass what qsim.quantize returned, or of codes "
+            "qsim.from_codes(codes, recipe)"
+        )
     recipe = tensor.recipe
     if recipe is None or tensor.snapshot is not None or tensor.scales is None:
-        raise UsageError(f"{name} has a snapshot: decode_for_consumer decodes that, and names its consumer")
+        raise UsageError(
+            f"{name} has a snapshot: decode_for_consumer decodes that, and names its consumer; to multiply its codes "
+            "under the snapshot's scale, qsim.from_codes(codes, format, scales=snapshot.scale)"
+        )
     shape = tensor.shape
     if (axis != -1 and len(shape) != 2) or not shape:
         raise UsageError(f"{name} has shape {shape}; b is [K, N], or [N, K] with transpose_b, and a has an axis K")
@@ -140,7 +155,8 @@ def _side(tensor: QuantizedTensor, name: str, axis: int) -> _Side:
     codes = unpacked_codes(tensor, lined_shape(shape, tensor.axis))
     if tensor.axis != wanted:
         if tuple(recipe.block) != (0, 0) or tensor.center is not None or tensor.signs is not None:
-            hint = "transpose_b says which axis of b is K" if name == "b" else "K is the last axis of a"
+            hint = f"quantize it with axis={wanted}" if name == "b" else "K is the last axis of a"
+            hint += ", or pass transpose_b=True for b [N, K]" if name == "b" and wanted == 0 else ""
             raise UsageError(
                 f"{name} of shape {shape} is quantized along axis {tensor.axis}, K is axis {wanted}; {hint}"
             )

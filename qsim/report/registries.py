@@ -14,6 +14,7 @@ from qsim.codec.scaled import (
     TwoLevelScale,
 )
 from qsim.formats import ALIASES, FORMATS, POLICIES, MissingNan, NanPolicy, Overflow, RoundMode
+from qsim.gemm.models import MODELS
 from qsim.quant import RECIPES
 from qsim.quant.plain import CENTERS, NIBBLE_ORDERS
 from qsim.sim import CONTRASTS, DEFECTS, FIXES, PRESETS, RULES, Defect
@@ -59,6 +60,20 @@ def formats_data() -> dict[str, object]:
                 "scale": _scale_name(r),
             }
             for r in SCALE_RECIPES.values()
+        ],
+        "tensor_core_models": [
+            {
+                "name": m.name,
+                "formats": list(m.formats),
+                "products": m.products,
+                "fraction": m.fraction,
+                "result": m.result,
+                "late": m.late,
+                "scale_format": m.scale_format,
+                "scale_block": m.scale_block,
+                "evidence": m.evidence,
+            }
+            for m in MODELS.values()
         ],
         "nibble_orders": NIBBLE_ORDERS,
         "centers": list(CENTERS),
@@ -146,6 +161,7 @@ def formats_tables() -> list[Table]:
         ["stateful recipes", ", ".join(RECIPES)],
         ["centres", ", ".join(CENTERS)],
         ["nibble orders", ", ".join(NIBBLE_ORDERS)],
+        ["tensor-core models", ", ".join(MODELS)],
         ["cast policies", ", ".join(POLICIES)],
         ["roundings", ", ".join(mode.value for mode in RoundMode)],
         ["overflow rules", ", ".join(mode.value for mode in Overflow)],

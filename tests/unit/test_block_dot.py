@@ -1,5 +1,7 @@
 """Tensor-core dot products: worked vectors, hardware rows, and the kernels against the definition in integers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -191,7 +193,35 @@ def test_k_is_cut_into_parts_and_chains():
         cuts(96, 32, promote_every=48, split_k=1)
 
 
+@pytest.mark.parametrize("changed", [
+    {"products": 2}, {"products": 3}, {"products": 0}, {"products": -4}, {"result": 60}, {"result": -1},
+    {"fraction": 60},
+    {"group": 5, "scale_block": 32, "scale_format": "float8_e8m0fnu"}, {"scale_block": 32}, {"late": True},
+    {"depth": 48}, {"order": ((0,), (1, 2, 3))},
+])  # fmt: skip
+def test_a_model_that_the_kernels_do_not_hold_is_refused(changed):
+    with pytest.raises(UsageError, match="model own: "):
+        replace(MODELS["hopper_wgmma"], name="own", **changed)
+
+
+def test_a_half_result_that_rounds_to_zero_is_plus_zero():
+    a, b = np.array([[0x81]], np.uint8), np.array([[1]], np.uint8)
+    for model in ("hopper_wgmma", "ada_mma_sync", "hopper_mma_sync"):
+        out = block_dot(a, b, fmt_a="e5m2", fmt_b="e5m2", model=model, out_dtype="float16")
+        own = dot_oracle(a[0], b[0], 0.0, fmt_a="e5m2", fmt_b="e5m2", model=MODELS[model], half=True)
+        assert 0 == out.view(np.uint32)[0] == own.view(np.uint32)
+
+
+def test_the_byte_order_of_operands_does_not_matter():
+    h = np.float16([[1.5, 2, 3, 4] * 4])
+    for fmt, x in (("float16", h), ("tf32", h.astype(np.float32))):
+        model = "hopper_hmma" if fmt == "float16" else "hopper_tf32"
+        out = [block_dot(v, v, fmt_a=fmt, fmt_b=fmt, model=model) for v in (x, x.astype(x.dtype.newbyteorder(">")))]
+        assert 125.0 == out[0][0] == out[1][0]
+
+
 CODES = np.zeros((2, 32), np.uint8)
+INTS = np.zeros((2, 32), np.int8)
 
 MISTAKES = {
     "model": (lambda: block_dot(CODES, CODES, fmt_a="e4m3", fmt_b="e4m3", model="hopper_wgma"), "did you mean"),
@@ -209,6 +239,18 @@ MISTAKES = {
     "half": (
         lambda: block_dot(CODES, CODES, fmt_a="e4m3", fmt_b="e4m3", model="hopper_wgmma", out_dtype="bfloat16"),
         "'float32' or 'float16'",
+    ),
+    "no format": (lambda: block_dot(CODES, CODES, fmt_a=5, fmt_b="e4m3", model="hopper_wgmma"), "operand format 5"),
+    "no dtype": (
+        lambda: block_dot(CODES, CODES, fmt_a="e4m3", fmt_b="e4m3", model="hopper_wgmma", out_dtype=5),
+        "out_dtype 5",
+    ),
+    "ragged": (lambda: block_dot([[1], [1, 2]], CODES, fmt_a="e4m3", fmt_b="e4m3", model="hopper_wgmma"), "no array"),
+    "int8 formats": (lambda: block_dot(INTS, INTS, fmt_a="e4m3", fmt_b="int8", model="int8"), "fmt_a='int8'"),
+    "int8 c": (lambda: block_dot(INTS, INTS, 1.5, fmt_a="int8", fmt_b="int8", model="int8"), "integers"),
+    "int8 c of another shape": (
+        lambda: block_dot(INTS, INTS, np.zeros((2, 1), np.int32), fmt_a="int8", fmt_b="int8", model="int8"),
+        "integers",
     ),
     "code": (lambda: block_dot(CODES + 16, CODES, fmt_a="e2m1", fmt_b="e2m1", model="blackwell_tcgen05"), "code 16"),
 }

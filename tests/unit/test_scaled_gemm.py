@@ -376,6 +376,96 @@ def test_rotated_operands_need_one_rotation():
             scaled_gemm(a, other)
 
 
+def test_a_rotated_and_centred_operand_takes_its_centre_in_its_own_space():
+    signs, x, w = qsim.hadamard_signs(0), normal((4, 64), 1) + np.float32(3), normal((64, 3), 2) - np.float32(2)
+    for centers in (("channel", None), ("token", None), (None, "channel"), ("tensor", "token")):
+        a = qsim.quantize(x, "mxfp8_rceil", hadamard=signs, center=centers[0])
+        b = qsim.quantize(w, "mxfp8_rceil", axis=0, hadamard=signs, center=centers[1])
+        want = qsim.dequantize(a).astype(np.float64) @ qsim.dequantize(b)
+        assert np.abs(scaled_gemm(a, b) - want).max() < 1e-4 * np.abs(want).max()
+
+
+# ---- what is not finite, what underflows, what is empty -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["exact", "exact_per_block", "hopper_wgmma", "hopper_mma_sync", "blackwell_tcgen05"])
+def test_an_empty_sum_is_plus_zero(how):
+    a = qsim.quantize(np.zeros((300, 0), np.float32), "e4m3")
+    b = qsim.quantize(np.zeros((0, 300), np.float32), "e4m3", axis=0)
+    assert (scaled_gemm(a, b, accumulate=how).view(np.uint32) == 0).all()
+    if how == "hopper_wgmma":
+        assert (scaled_gemm(a, b, accumulate=how, split_k=3, promote_every=64).view(np.uint32) == 0).all()
+    assert (3,) == block_dot(np.zeros((3, 0), np.uint8), np.zeros((3, 0), np.uint8), fmt_a="e4m3", fmt_b="e4m3",
+                             model="hopper_wgmma").shape  # fmt: skip
+
+
+def test_what_rounds_to_zero_keeps_its_sign_whatever_the_other_rows_are():
+    a, w = np.float32([[2.0**-80] * 2]), np.float32([[-(2.0**-80)]] * 2)
+    b = qsim.quantize(w, "mxfp8_floor", axis=0)
+    for rows in (a, np.vstack([a, np.float32([[2.0**100, 1]])])):
+        out = scaled_gemm(qsim.quantize(rows, "mxfp8_floor"), b)
+        assert 0x80000000 == out.view(np.uint32)[0, 0]
+        assert exact_oracle(*sides(qsim.quantize(rows, "mxfp8_floor"), b)).tobytes() == out.tobytes()
+
+
+def test_every_nan_has_the_bits_of_its_way_to_accumulate():
+    inf = np.ones((1, 64), np.float32)
+    inf[0, 0] = np.inf
+    a, b = qsim.quantize(inf, "e5m2", overflow="ieee"), qsim.quantize(np.ones((64, 1), np.float32), "e5m2", axis=0)
+    payload = np.uint32([0xFFC12345]).view(np.float32)
+    for how, bits in (("exact", 0x7FC00000), ("exact_per_block", 0x7FC00000), ("hopper_wgmma", 0x7FFFFFFF)):
+        for own in (Epilogue(bias=np.float32([-np.inf])), Epilogue(alpha=0.0), Epilogue(beta=1, c=-np.inf),
+                    Epilogue(bias=payload)):  # fmt: skip
+            assert hex(bits) == hex(scaled_gemm(a, b, accumulate=how, epilogue=own).view(np.uint32)[0, 0])
+    inf[0, 40] = -np.inf
+    both = qsim.quantize(inf, "e5m2", overflow="ieee")
+    for options in ({}, {"promote_every": 32}, {"split_k": 2}):
+        out = scaled_gemm(both, b, accumulate="hopper_wgmma", **options)
+        assert 0x7FFFFFFF == out.view(np.uint32)[0, 0]
+
+
+@pytest.mark.parametrize("how", ["exact", "exact_per_block", "hopper_wgmma"])
+def test_one_block_is_treated_as_several_are(how):
+    x, w = normal((16, 128), 1), normal((16, 128), 2)
+    out = [
+        scaled_gemm(*(qsim.quantize(np.pad(v, ((0, 0), (0, more))), "e4m3_1x128") for v in (x, w)), accumulate=how,
+                    transpose_b=True, epilogue=Epilogue(alpha=0.3))
+        for more in (0, 128)
+    ]  # fmt: skip
+    assert out[0].tobytes() == out[1].tobytes()
+
+
+# ---- codes that are there already ---------------------------------------------------------------------------------
+
+
+def test_the_codes_of_a_product_are_an_operand_of_the_next():
+    a, b = qsim.quantize(normal((4, 32), 1), "e4m3"), qsim.quantize(normal((32, 16), 2), "e4m3", axis=0)
+    codes = scaled_gemm(a, b, out_dtype="e4m3", epilogue=Epilogue(scale_d=4))
+    tensor = qsim.from_codes(codes, "e4m3", scales=4.0)
+    assert (qsim.decode(codes, "e4m3") / 4 == qsim.dequantize(tensor)).all()
+    other = qsim.quantize(normal((16, 3), 3), "e4m3", axis=0)
+    assert exact_oracle(*sides(tensor, other)).tobytes() == scaled_gemm(tensor, other).tobytes()
+
+
+@pytest.mark.parametrize("name", ["e4m3_row", "e4m3_128x128", "mxfp4_even", "nvfp4_te", "nvfp4_exact_16x16", "e5m2"])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_codes_and_scales_make_the_tensor_that_was_quantized(name, axis):
+    q = qsim.quantize(normal((40, 6, 50)), name, axis=axis)
+    scale = None if q.tensor_scale is None else float(q.tensor_scale)
+    again = qsim.from_codes(q.codes, name, scales=q.scales, axis=axis, tensor_scale=scale)
+    assert q.same_bits(again)
+    assert qsim.dequantize(q).tobytes() == qsim.dequantize(again).tobytes()
+
+
+def test_c_and_bias_have_the_shape_of_d():
+    x, w, c = normal((2, 3, 32), 1), normal((32, 5), 2), normal((2, 3, 5), 3)
+    a, b = qsim.quantize(x, "e4m3"), qsim.quantize(w, "e4m3", axis=0)
+    d = scaled_gemm(a, b)
+    assert (fma32(d, np.ones_like(d), c) == scaled_gemm(a, b, epilogue=Epilogue(beta=1, c=c))).all()
+    bias = normal((3, 1), 4)
+    assert (d + bias == scaled_gemm(a, b, epilogue=Epilogue(bias=bias))).all()
+
+
 # ---- known public mistakes (numbers as in the facts of the models' sources) ----------------------------------------
 
 
@@ -476,7 +566,7 @@ MISTAKES = {
     "array": (lambda: scaled_gemm(np.ones((2, 2)), B), "a is ndarray; pass what qsim.quantize returned"),
     "depth": (lambda: scaled_gemm(A, ones(3, 31), transpose_b=True), "K = 32 and b K = 31"),
     "axis": (lambda: scaled_gemm(A, qsim.quantize(np.ones((32, 4), np.float32), "nvfp4_te")), "K is axis 0"),
-    "way": (lambda: scaled_gemm(A, B, transpose_b=True, accumulate="hopper"), "unknown; known: exact"),
+    "way": (lambda: scaled_gemm(A, B, transpose_b=True, accumulate="hopper"), "did you mean 'hopper_wgmma'"),
     "chains": (lambda: scaled_gemm(A, B, transpose_b=True, promote_every=128), "belong to a tensor-core model"),
     "promotion": (
         lambda: scaled_gemm(A, B, transpose_b=True, accumulate="hopper_wgmma", promote_every=40), "multiple of 32"
@@ -491,10 +581,46 @@ MISTAKES = {
     ),
     "bias": (lambda: scaled_gemm(A, B, transpose_b=True, epilogue=Epilogue(bias=np.ones(5))), r"bias of shape \(5,\)"),
     "beta": (lambda: Epilogue(beta=2), "pass c"),
-    "alpha": (lambda: Epilogue(alpha="x"), "alpha 'x' is no number"),
+    "alpha": (lambda: Epilogue(alpha="x"), "alpha 'x' is no single number"),
     "scaled model": (
         lambda: scaled_gemm(A, B, transpose_b=True, accumulate="blackwell_mxf8f6f4"), "needs blocks of 32"
     ),
+    "batched c": (
+        lambda: scaled_gemm(A, B, transpose_b=True, epilogue=Epilogue(beta=1, c=np.ones((5, 3)))),
+        r"D of shape \(2, 3\)",
+    ),
+    "many alphas": (lambda: Epilogue(alpha=np.ones(4)), r"of shape \(4,\) is no single number"),
+    "no alpha": (lambda: Epilogue(alpha=None), "alpha None is no single number"),
+    "huge": (lambda: Epilogue(scale_d=1e300), "leaves float32"),
+    "ragged": (lambda: scaled_gemm(A, B, transpose_b=True, epilogue=Epilogue(bias=[[1, 2], [3]])), "bias is no array"),
+    "orders": (lambda: Epilogue(order=np.array(["exact"])), "of an epilogue is unknown"),
+    "overflow": (lambda: Epilogue(overflow="foo"), "unknown overflow 'foo'"),
+    "promote 0": (
+        lambda: scaled_gemm(A, B, transpose_b=True, accumulate="hopper_wgmma", promote_every=0), "0 is too small"
+    ),
+    "promote text": (
+        lambda: scaled_gemm(*[qsim.quantize(normal((2, 300)), "e4m3_1x128")] * 2, transpose_b=True,
+                            accumulate="hopper_wgmma", promote_every="128"), "promote_every '128' is no integer"
+    ),
+    "accumulate": (lambda: scaled_gemm(A, B, transpose_b=True, accumulate=None), "accumulate is NoneType"),
+    "small blocks": (
+        lambda: scaled_gemm(*[qsim.quantize(normal((2, 64)), "nvfp4_te")] * 2, transpose_b=True,
+                            accumulate="blackwell_tcgen05"), "models with such blocks: blackwell_nvfp4"
+    ),
+    "forgotten": (lambda: scaled_gemm(A, ones(5, 32)), "b's other axis is that long: transpose_b"),
+    "16-bit model": (lambda: scaled_gemm(A, B, transpose_b=True, accumulate="hopper_hmma"), "block_dot takes such"),
+    "refused": (
+        lambda: scaled_gemm(A, B, transpose_b=True, out_dtype="e4m3", epilogue=Epilogue(scale_d=1e6, overflow="raise")),
+        "D times scale_d",
+    ),
+    "scales": (lambda: qsim.from_codes(A.codes, "e4m3", scales=[1.0, 2.0]), "2 scales for 1 x 1 blocks"),
+    "scale codes": (lambda: qsim.from_codes(A.codes & 15, "mxfp4_even", scales=1.0), "uint8 codes of its block scales"),
+    "negative": (lambda: qsim.from_codes(A.codes, "e4m3", scales=-1.0), "positive and finite"),
+    "amax": (
+        lambda: qsim.from_codes(A.codes & 15, "nvfp4_te", scales=np.zeros((2, 2), np.uint8)), "needs its tensor_scale"
+    ),
+    "outside": (lambda: qsim.from_codes(A.codes, "e2m1"), "outside 0..15"),
+    "lists": (lambda: matmul([[1.0]], [[1.0]]), "a is list"),
     "epilogue": (lambda: scaled_gemm(A, B, transpose_b=True, epilogue={}), "pass qsim.gemm.Epilogue"),
     "flag": (lambda: scaled_gemm(A, B, transpose_b="yes"), "neither True nor False"),
 }  # fmt: skip
