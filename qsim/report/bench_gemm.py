@@ -69,7 +69,7 @@ class _Arena:
 def product_rows(*, side: int = 2048, rounds: int = 5) -> tuple[ProductRow, ...]:
     """Measure square products of ``side`` (E5M2 of half of it), trainer shapes and a model, on all threads.
 
-    Every round calls everything once, in turn; the first is not counted. UsageError for a side below 64. mmaemu is
+    Every round calls everything in turn, twice, and times the second call; the first round is not counted. UsageError for a side below 64. mmaemu is
     left out where it is not installed.
     """
     if side < 64 or rounds < 1:
@@ -125,6 +125,7 @@ def _row(contender: _Contender, medians: dict[tuple[str, tuple[int, int, int]], 
 
 
 def _timed(contender: _Contender) -> float:
+    contender.call()  # memory that the one before gave back is mapped anew here, as in no loop of equal products
     start = time.perf_counter()
     for _ in range(contender.repeat):
         contender.call()
