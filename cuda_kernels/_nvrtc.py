@@ -1,14 +1,21 @@
-"""Compile CUDA text to a cubin with NVRTC. Needs no GPU; knows no kernel; caches nothing on disk yet.
+"""Compile CUDA text to a cubin with NVRTC, and keep it on disk. Needs no GPU; knows no kernel.
 
 CuPy's own compile path is not used: it appends -ftz=true last, and the last one wins.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cuda_kernels import KernelBuildError
+
+_SEAL = hashlib.sha256().digest_size
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
@@ -49,6 +56,42 @@ def compile_cubin(
         log=message,
         ptx=None if assembly is None else assembly.rstrip(b"\0").decode(),
     )
+
+
+def cached_cubin(
+    text: str, arch: str, *, name: str = "kernel.cu", folder: Path | None, options: tuple[str, ...] = ()
+) -> bytes:
+    """The cubin of ``compile_cubin``, read from ``folder`` where this text was compiled before; None keeps nothing.
+
+    A file's name is a digest of text, arch, flags and NVRTC's version; a torn or foreign file is compiled anew. A
+    folder that cannot be written costs the time of a compilation, nothing else.
+    """
+    if folder is None:
+        return compile_cubin(text, arch, name=name, options=options).cubin
+    parts = (text, arch, *OPTIONS, *options, nvrtc_version())
+    path = folder / f"{Path(name).stem}-{arch}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}.cubin"
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        kept = b""
+    body, seal = kept[:-_SEAL], kept[-_SEAL:]
+    if body[:4] == b"\x7fELF" and seal == hashlib.sha256(body).digest():
+        return body
+    cubin = compile_cubin(text, arch, name=name, options=options).cubin
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.part")
+        part.write_bytes(cubin + hashlib.sha256(cubin).digest())
+        part.replace(path)
+    return cubin
+
+
+def nvrtc_version() -> str:
+    """Version of NVRTC, as "13.0"; KernelBuildError without it."""
+    nvrtc = _nvrtc()
+    status, major, minor = nvrtc.nvrtcVersion()
+    _ok(nvrtc, (status,))
+    return f"{major}.{minor}"
 
 
 def _nvrtc() -> Any:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
-from cuda_kernels import DeviceUnavailableError, source
-from cuda_kernels._nvrtc import compile_cubin
-from cuda_kernels.host import HostKernel, build
+from cuda_kernels._kernel import Kernel, cupy_with_device, device_pointers, host_pointers
+from cuda_kernels.host import HostKernel
 
 KERNEL = "qsim_encode"
+ENCODE = Kernel("encode.cu", KERNEL)
 BLOCK = 256
 MAX_GRID_Y = 65535
 # Enough threads to fill any device; the kernel strides over the rest.
@@ -55,13 +54,13 @@ def encode(x: Any, params: EncodeParams, *, scale: Any = None, center: Any = Non
     contiguous; it is filled and returned. Nearest, ties to even. Runs on the stream in force.
     DeviceUnavailableError without CuPy or a device; TypeError or ValueError for other dtypes or shapes.
     """
-    cupy = _cupy()
+    cupy = cupy_with_device()
     x, scale, center, out, layout = _prepare(cupy, x, params, scale=scale, center=center, out=out)
     if x.size:
-        kernel = _device_kernel(cupy.cuda.Device().id, cupy.cuda.Device().compute_capability)
+        kernel = ENCODE.on_device(cupy)
         import numpy as np
 
-        pointers = [np.uint64(0) if array is None else array for array in (x, scale, center, out)]
+        pointers = device_pointers((x, scale, center, out))
         sizes = [np.int64(size) for size in layout]
         kernel(_grid(layout), (BLOCK, 1, 1), (*pointers, *sizes, *(np.int32(value) for value in params)))
     return out
@@ -78,10 +77,10 @@ def encode_on_host(
 
     x, scale, center, out, layout = _prepare(np, x, params, scale=scale, center=center, out=None)
     if x.size:
-        pointers = [ctypes.c_void_p(None if a is None else a.ctypes.data) for a in (x, scale, center, out)]
+        pointers = host_pointers((x, scale, center, out))
         sizes = [ctypes.c_longlong(size) for size in layout]
         numbers = [ctypes.c_int(value) for value in params]
-        run = kernel or _host_kernel()
+        run = kernel or ENCODE.on_host()
         # Few threads: a stride of 192 in 3 blocks leaves tails everywhere, and costs little on a CPU.
         run((3, min(layout.replicas, 2)), (64,), [*pointers, *sizes, *numbers])
     return out
@@ -150,33 +149,3 @@ def _center_layout(x: Sequence[int], center: Sequence[int], lead: int) -> tuple[
 def _grid(layout: _Layout) -> tuple[int, int, int]:
     blocks = -(-layout.per_replica // BLOCK)
     return min(blocks, MAX_GRID_X), min(layout.replicas, MAX_GRID_Y), 1
-
-
-def _cupy() -> Any:
-    """CuPy, with a device behind it."""
-    try:
-        import cupy
-    except ImportError as cause:
-        raise DeviceUnavailableError("CuPy is missing: install the extra cuda13 (or cuda12)") from cause
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as cause:
-        raise DeviceUnavailableError(f"no usable CUDA device: {cause}") from cause
-    if count == 0:
-        raise DeviceUnavailableError("no CUDA device on this machine")
-    return cupy
-
-
-@cache
-def _device_kernel(device: int, capability: str) -> Any:
-    """The kernel loaded on the device in force (a module belongs to one device)."""
-    import cupy
-
-    module = cupy.cuda.function.Module()
-    module.load(compile_cubin(source("encode.cu"), f"sm_{capability}", name="encode.cu").cubin)
-    return module.get_function(KERNEL)
-
-
-@cache
-def _host_kernel() -> HostKernel:
-    return build(source("encode.cu"), KERNEL)

@@ -69,8 +69,8 @@ class _Arena:
 def product_rows(*, side: int = 2048, rounds: int = 5) -> tuple[ProductRow, ...]:
     """Measure square products of ``side`` (E5M2 of half of it), trainer shapes and a model, on all threads.
 
-    Every round calls everything in turn, twice, and times the second call; the first round is not counted. UsageError for a side below 64. mmaemu is
-    left out where it is not installed.
+    Every round calls everything in turn, twice, and times the second call; the first round is not counted. UsageError
+    for a side below 64. mmaemu is left out where it is not installed.
     """
     if side < 64 or rounds < 1:
         raise UsageError(f"bench of products of side {side} in {rounds} rounds: at least 64, and 1 round")

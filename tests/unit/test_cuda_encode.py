@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cuda_kernels.encode as encode_module
-from cuda_kernels import DeviceUnavailableError, KernelBuildError, host, source
+from cuda_kernels import DeviceUnavailableError, KernelBuildError, _kernel, host, source
 from cuda_kernels._nvrtc import compile_cubin
 from cuda_kernels.encode import KERNEL, EncodeParams, _Layout, encode, encode_on_host
 from qsim.arrays import F32, F64, FLT_MAX, U8
@@ -201,8 +201,8 @@ def test_the_device_launcher_covers_the_array_with_the_right_arguments(
         cuda=SimpleNamespace(Device=lambda: device),
         **{name: getattr(np, name) for name in names},
     )
-    monkeypatch.setattr(encode_module, "_cupy", lambda: fake)
-    monkeypatch.setattr(encode_module, "_device_kernel", lambda *_: launch)
+    monkeypatch.setattr(encode_module, "cupy_with_device", lambda: fake)
+    monkeypatch.setattr(_kernel, "_device_kernel", lambda *_: launch)
     monkeypatch.setattr(encode_module, "MAX_GRID_X", 2)  # so that the larger array needs the stride
     fmt, policy = FORMATS["float8_e5m2"], POLICIES["torch"]
     x = random_patterns()[: shape[0] * shape[1]].reshape(shape)
