@@ -147,6 +147,23 @@ def bench(
 
 
 @app.command()
+def doctor(json: JsonFlag = False) -> None:
+    """Say what works on this machine, and of what does not, why."""
+    from qsim.report.doctor import doctor_data, doctor_table, findings
+
+    if json:
+        data = doctor_data()
+        _print_json(data)
+        works = bool(data["works"])
+    else:
+        found = findings()
+        _console().print(doctor_table(found))
+        works = all(f.fine for f in found if f.needed)
+    if not works:
+        raise typer.Exit(1)
+
+
+@app.command()
 def defects(json: JsonFlag = False) -> None:
     """List the defects, the invariants that each breaks, and the fixes that silence it."""
     from qsim.report.registries import defects_data, defects_tables
