@@ -50,7 +50,8 @@ def test_the_demo_output_in_the_readme_is_the_real_one():
 
 
 def test_the_readme_names_commands():
-    assert {"demo", "formats", "bench", "defects", "run", "sweep", "status", "doctor"} == {line.split()[0] for line in COMMANDS}
+    commands = {"demo", "formats", "bench", "defects", "run", "sweep", "status", "doctor"}
+    assert commands == {line.split()[0] for line in COMMANDS}
 
 
 @pytest.mark.parametrize("line", COMMANDS)
