@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cuda_kernels._kernel import Kernel, cupy_with_device, device_pointers, host_pointers
+from cuda_kernels._layout import center_layout
 from cuda_kernels.host import HostKernel
 
 KERNEL = "qsim_encode"
@@ -103,13 +103,7 @@ def _prepare(xp: Any, x: Any, params: EncodeParams, *, scale: Any, center: Any, 
         raise ValueError(f"out of shape {tuple(out.shape)}: it must be contiguous and of x's, {tuple(x.shape)}")
     period = stride = 1
     if center is not None:
-        periodic = _center_layout(tuple(x.shape), tuple(center.shape), len(lead))
-        if periodic is None:  # a mean over an axis in the middle: spell it out
-            center = xp.broadcast_to(center, x.shape)
-            periodic = _center_layout(tuple(x.shape), tuple(x.shape), len(lead))
-            assert periodic is not None
-        period, stride = periodic
-        center = xp.ascontiguousarray(center)
+        center, period, stride = center_layout(xp, tuple(x.shape), center, len(lead))
     replicas = math.prod(lead)
     layout = _Layout(replicas, math.prod(x.shape[len(lead) :]), period, stride)
     scale = None if scale is None else xp.ascontiguousarray(scale)
@@ -128,22 +122,6 @@ def _check_params(params: EncodeParams) -> None:
     for name, code in params._asdict().items():
         if name != "bias" and not 0 <= code <= 255:
             raise ValueError(f"{name} {code} is outside 0..255")
-
-
-def _center_layout(x: Sequence[int], center: Sequence[int], lead: int) -> tuple[int, int] | None:
-    """(period, stride) of a centre of shape ``center``, or None where one replica's part is not periodic.
-
-    Periodic: ones, then the trailing axes of x in full. ValueError where it does not broadcast to x.
-    """
-    padded = (1,) * (len(x) - len(center)) + tuple(center)
-    if len(padded) > len(x) or any(c not in (1, n) for c, n in zip(padded, x, strict=True)):
-        raise ValueError(f"center of shape {tuple(center)} does not broadcast to x {tuple(x)}")
-    rest = padded[lead:]
-    ones = next((axis for axis, size in enumerate(rest) if size != 1), len(rest))
-    if rest[ones:] != tuple(x[lead:])[ones:]:
-        return None
-    period = math.prod(rest[ones:])
-    return period, period if math.prod(padded[:lead]) > 1 else 0
 
 
 def _grid(layout: _Layout) -> tuple[int, int, int]:

@@ -1,0 +1,36 @@
+"""How a centre lies beside x: a period and a stride. Knows no kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def center_layout(xp: Any, shape: tuple[int, ...], center: Any, lead: int) -> tuple[Any, int, int]:
+    """(contiguous centre, period, stride): element r * stride + j % period serves x[r, j]; ``xp`` is numpy or cupy.
+
+    ValueError where the centre does not broadcast to x of ``shape``.
+    """
+    periodic = _periodic(shape, tuple(center.shape), lead)
+    if periodic is None:  # a mean over an axis in the middle: spell it out
+        center = xp.broadcast_to(center, shape)
+        periodic = _periodic(shape, shape, lead)
+        assert periodic is not None
+    return xp.ascontiguousarray(center), *periodic
+
+
+def _periodic(x: Sequence[int], center: Sequence[int], lead: int) -> tuple[int, int] | None:
+    """(period, stride) of a centre of shape ``center``, or None where one replica's part is not periodic.
+
+    Periodic: ones, then the trailing axes of x in full. ValueError where it does not broadcast to x.
+    """
+    padded = (1,) * (len(x) - len(center)) + tuple(center)
+    if len(padded) > len(x) or any(c not in (1, n) for c, n in zip(padded, x, strict=True)):
+        raise ValueError(f"center of shape {tuple(center)} does not broadcast to x {tuple(x)}")
+    rest = padded[lead:]
+    ones = next((axis for axis, size in enumerate(rest) if size != 1), len(rest))
+    if rest[ones:] != tuple(x[lead:])[ones:]:
+        return None
+    period = math.prod(rest[ones:])
+    return period, period if math.prod(padded[:lead]) > 1 else 0

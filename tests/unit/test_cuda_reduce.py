@@ -1,0 +1,103 @@
+"""The CUDA reductions: compiled for every target, and emulated equal to the CPU backend whatever the grid."""
+
+import re
+
+import numpy as np
+import pytest
+
+from cuda_kernels import reduce
+from cuda_kernels._nvrtc import compile_cubin
+from cuda_kernels.reduce import OBSERVE, observe_on_host, sums_on_host, totals_on_host
+from qsim.backends import get_backend
+from qsim.backends.checks import mean_shape, rows_of
+from qsim.codec import sums_kernels
+from tests.unit.test_cuda_swizzle import gpp, nvrtc  # noqa: F401 - fixtures
+
+NUMBA = get_backend("numba")
+
+
+def hostile(shape, seed=0):
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal(shape) * np.exp(3 * rng.standard_normal(shape))).astype(np.float32)
+    flat = x.reshape(-1)
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -3e38], np.float32)
+    places = rng.choice(flat.size, min(flat.size // 4, 40), replace=False)
+    flat[places] = rng.choice(special, places.size)
+    return x
+
+
+CASES = [
+    ((3, 7, 33), 1, None), ((3, 7, 33), 1, (1, 1, 33)), ((3, 7, 33), 1, (3, 1, 1)), ((3, 7, 33), 1, (3, 7, 1)),
+    ((5, 1000), 0, None), ((5, 1000), 0, (1, 1000)), ((1,), 0, None), ((4, 0), 1, None), ((70, 2), 1, (70, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("gpp")
+@pytest.mark.parametrize(("shape", "lead", "own"), CASES)
+def test_emulated_observe_equals_the_cpu_backend(shape, lead, own):
+    x = hostile(shape)
+    center = None if own is None else np.random.default_rng(1).standard_normal(own).astype(np.float32)
+    seen = observe_on_host(x, lead=lead, center=center)
+    expected = NUMBA.observe(x, center, lead=lead, mean_axes=None)
+    assert expected.amax.tobytes() == seen.top.view(np.float32).tobytes()
+    assert (expected.nan_count == seen.nan_count.astype(np.int64)).all()
+    assert (expected.inf_count == seen.inf_count.astype(np.int64)).all()
+
+
+@pytest.mark.usefixtures("gpp")
+@pytest.mark.parametrize("axes", [(1,), (2,), (1, 2)])
+def test_emulated_sums_equal_the_cpu_backend(axes):
+    x = hostile((3, 20, 50), 2)
+    expected = NUMBA.sums(x, lead=1, axes=axes)
+    rows = rows_of(x.shape, 1, mean_shape(x.shape, 1, axes))
+    flat = x.reshape(-1, rows.shape[2])
+    slots, width = rows.partner
+    top, count = sums_on_host(flat, np.ascontiguousarray(rows.row_of), slots, width)
+    exponent, unit = np.empty((slots, width), np.int32), np.empty((slots, width))
+    sums_kernels.sums_scale(top, exponent, unit)
+    total = totals_on_host(flat, np.ascontiguousarray(rows.row_of), unit)
+    assert expected.total.reshape(-1).tolist() == total.reshape(-1).tolist()
+    assert expected.exponent.reshape(-1).tolist() == exponent.reshape(-1).tolist()
+    assert expected.count.reshape(-1).tolist() == count.astype(np.int64).reshape(-1).tolist()
+
+
+@pytest.mark.usefixtures("gpp")
+def test_the_grid_never_changes_a_bit(monkeypatch):
+    x, built = hostile((4, 5000), 3), OBSERVE.on_host()
+    expected = observe_on_host(x, lead=1)
+    for grid, block in (((1, 1), (32,)), ((7, 2), (128,)), ((3, 4), (1024,))):
+
+        class Other:
+            def on_host(self, grid=grid, block=block):
+                return lambda _grid, _block, arguments: built(grid, block, arguments)
+
+        monkeypatch.setattr(reduce, "OBSERVE", Other())
+        seen = observe_on_host(x, lead=1)
+        for a, b in zip(expected, seen, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a"])
+def test_the_text_compiles_without_spills_flushing_or_contraction(arch):
+    compiled = compile_cubin(OBSERVE.text, arch, name=OBSERVE.file, ptx=True, options=("--ptxas-options=-v",))
+    assert 3 == compiled.log.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads")
+    assert ".ftz" not in compiled.ptx
+    assert "fma." not in compiled.ptx
+    assert {"sub.rn.f32", "mul.rn.f64", "add.rn.f64"} == set(
+        re.findall(r"\b(?:add|sub|mul|div|mad|fma)[.\w]*\.f\d+", compiled.ptx)
+    )
+
+
+def test_wrong_arguments_are_named():
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(TypeError, match="float64"):
+        observe_on_host(x.astype(np.float64), lead=0)
+    with pytest.raises(ValueError, match="lead 2"):
+        observe_on_host(x, lead=2)
+    with pytest.raises(ValueError, match="does not broadcast"):
+        observe_on_host(x, lead=0, center=np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match="do not fit"):
+        sums_on_host(x, np.zeros(3, np.int64), 1, 3)
+    with pytest.raises(ValueError, match="slots outside"):
+        sums_on_host(x, np.array([0, 5]), 1, 3)
