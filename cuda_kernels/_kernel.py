@@ -24,15 +24,16 @@ def keep_cubins_in(folder: Path | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """``entry`` of the text ``file`` of this package."""
+    """``entry`` of the text ``file`` of this package, after the texts of ``prelude``."""
 
     file: str
     entry: str
+    prelude: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
-        """What both compilers get."""
-        return source(self.file)
+        """What both compilers get: one string."""
+        return "\n".join(source(name) for name in (*self.prelude, self.file))
 
     def on_host(self) -> HostKernel:
         """Built with g++, once a process."""
