@@ -1,0 +1,68 @@
+"""The CUDA decode: compiled for every target, and emulated equal to the codec and the CPU backend."""
+
+import re
+
+import numpy as np
+import pytest
+
+from cuda_kernels._nvrtc import compile_cubin
+from cuda_kernels.decode import DECODE, decode_on_host
+from qsim.backends import CastSpec, get_backend
+from qsim.codec import decode
+from qsim.codec.tables import decode_table
+from qsim.formats import FORMATS, POLICIES
+from tests.unit.test_cuda_swizzle import gpp, nvrtc  # noqa: F401 - fixtures
+
+NUMBA = get_backend("numba")
+
+
+def table_of(fmt):
+    return np.array(decode_table(fmt)[: fmt.code_count])
+
+
+@pytest.mark.usefixtures("gpp")
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
+def test_every_code_has_its_value(fmt):
+    codes = np.arange(fmt.code_count, dtype=np.uint8)
+    expected = decode(codes, fmt)
+    expected[np.isnan(expected)] = np.uint32(0x7FC00000).view(np.float32)
+    assert expected.tobytes() == decode_on_host(codes, table_of(fmt)).tobytes()
+
+
+CASES = [((3, 5, 17), 1, None), ((3, 5, 17), 1, (1, 1, 17)), ((3, 5, 17), 1, (3, 1, 1)), ((3, 5, 17), 1, (3, 5, 1)),
+         ((900,), 0, None), ((5, 1), 1, (5, 1)), ((2, 0), 1, None), ((7, 400), 1, (7, 400))]  # fmt: skip
+
+
+@pytest.mark.usefixtures("gpp")
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
+@pytest.mark.parametrize(("shape", "lead", "own"), CASES)
+def test_emulated_it_equals_the_cpu_backend(name, shape, lead, own):
+    rng, fmt = np.random.default_rng(4), FORMATS[name]
+    codes = rng.integers(0, fmt.code_count, shape).astype(np.uint8)
+    descale = np.float32(rng.choice([1e-38, 0.7, 3.0, np.inf], shape[0])) if lead else np.asarray(0.3, np.float32)
+    center = None if own is None else rng.standard_normal(own).astype(np.float32)
+    expected = NUMBA.decode(codes, descale, center, CastSpec(fmt=fmt, policy=POLICIES["ocp"]))
+    for view in (codes, np.asfortranarray(codes)):
+        got = decode_on_host(view, table_of(fmt), descale=descale, center=center)
+        assert expected.tobytes() == got.tobytes()
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a"])
+def test_the_text_compiles_without_spills_flushing_or_contraction(arch):
+    compiled = compile_cubin(DECODE.text, arch, name=DECODE.file, ptx=True, options=("--ptxas-options=-v",))
+    assert "0 bytes spill stores, 0 bytes spill loads" in compiled.log
+    assert ".ftz" not in compiled.ptx
+    assert {"mul.rn.f32", "add.rn.f32"} == set(re.findall(r"\b(?:add|sub|mul|div|mad|fma)[.\w]*\.f\d+", compiled.ptx))
+
+
+def test_wrong_arguments_are_named():
+    codes, table = np.zeros((2, 3), np.uint8), table_of(FORMATS["float4_e2m1fn"])
+    with pytest.raises(TypeError, match="codes is ndarray of int8"):
+        decode_on_host(codes.astype(np.int8), table)
+    with pytest.raises(ValueError, match="code 16 is outside the table of 16"):
+        decode_on_host(codes + np.uint8(16), table)
+    with pytest.raises(ValueError, match="leading axis"):
+        decode_on_host(codes, table, descale=np.ones(3, np.float32))
+    with pytest.raises(ValueError, match="at most 256"):
+        decode_on_host(codes, np.zeros(300, np.float32))
