@@ -13,6 +13,9 @@ from cuda_kernels import DeviceUnavailableError, source
 from cuda_kernels._nvrtc import cached_cubin
 from cuda_kernels.host import HostKernel, build
 
+ARCHES = ("sm_80", "sm_89", "sm_90a", "sm_100a")
+"""Devices that kernels are compiled for."""
+
 _cubins: Path | None = None
 
 
@@ -24,11 +27,12 @@ def keep_cubins_in(folder: Path | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """``entry`` of the text ``file`` of this package, after the texts of ``prelude``."""
+    """``entry`` of the text ``file`` of this package, after the texts of ``prelude``; built for each of ``arches``."""
 
     file: str
     entry: str
     prelude: tuple[str, ...] = ()
+    arches: tuple[str, ...] = ARCHES
 
     @property
     def text(self) -> str:

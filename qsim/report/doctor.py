@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-ARCHES = ("sm_80", "sm_89", "sm_90a", "sm_100a")
-"""Devices that the kernels are compiled for."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -136,7 +133,7 @@ def _compiler() -> Iterator[Finding]:
 
 def _nvrtc() -> Iterator[Finding]:
     from cuda_kernels import KernelBuildError
-    from cuda_kernels._kernel import Kernel
+    from cuda_kernels._kernel import ARCHES, Kernel
     from cuda_kernels._nvrtc import compile_cubin, nvrtc_version
 
     try:

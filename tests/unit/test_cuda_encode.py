@@ -123,20 +123,6 @@ def assert_codes_equal(expected: U8, actual: U8, x: F32) -> None:
 
 
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("arch", ARCHES)
-def test_the_text_compiles_without_spills_flushing_or_contraction(arch: str) -> None:
-    compiled = compile_cubin(source("encode.cu"), arch, name="encode.cu", ptx=True, options=("--ptxas-options=-v",))
-    assert compiled.cubin[:4] == b"\x7fELF"
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in compiled.log
-    assert compiled.ptx is not None
-    assert f".visible .entry {KERNEL}(" in compiled.ptx
-    assert re.search(rf"^\.target {arch}\b", compiled.ptx, re.MULTILINE)
-    assert {"sub.rn.f32", "mul.rn.f32"} == set(re.findall(r"\b(?:add|sub|mul|div|mad|fma)[.\w]*\.f\d+", compiled.ptx))
-    assert ".ftz" not in compiled.ptx
-    assert "fma." not in compiled.ptx
-
-
-@pytest.mark.usefixtures("nvrtc")
 def test_the_options_decide_about_flushing_and_contraction() -> None:
     # Plain operators, unlike __fmul_rn, follow the options: they hold, and the check can fail.
     text = 'extern "C" __global__ void f(float* x, float y) { x[0] = x[1] * y + x[2]; }'

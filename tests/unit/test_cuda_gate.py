@@ -1,0 +1,88 @@
+"""The compile gate: each kernel, for each of its targets, is IEEE arithmetic that spills nothing, as its row says."""
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from cuda_kernels import KernelBuildError, source
+from cuda_kernels._kernel import Kernel
+from cuda_kernels._nvrtc import compile_cubin, nvrtc_version
+from cuda_kernels.footprint import KERNELS, compiled, footprint_of, kept
+from tests.unit.test_cuda_swizzle import need, nvrtc  # noqa: F401 - fixtures
+
+PAIRS = [pytest.param(kernel, arch, id=f"{kernel.entry}-{arch}") for kernel in KERNELS for arch in kernel.arches]
+FLOATING = re.compile(r"\b(?:add|sub|mul|div|mad|fma|sqrt|rcp|rsqrt|ex2|lg2)[.\w]*\.f\d+\b")
+ARITHMETIC = {  # of a whole text: what may round, and nothing else
+    "encode.cu": {"sub.rn.f32", "mul.rn.f32"},
+    "decode.cu": {"mul.rn.f32", "add.rn.f32"},
+    "cast.cu": {"sub.rn.f32", "mul.rn.f32"},
+    "swizzle.cu": set(),
+    "reduce.cu": {"sub.rn.f32", "mul.rn.f64", "add.rn.f64"},
+}
+
+
+def complaints(ptx, log, arithmetic):
+    """What is wrong with a compiled text."""
+    found = set(FLOATING.findall(ptx)) - arithmetic
+    found |= {word for word in (".ftz", "fma.", ".approx") if word in ptx}
+    return found | set(re.findall(r"C75\d\d", log))
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize(("kernel", "arch"), PAIRS)
+def test_the_text_rounds_only_where_it_says(kernel, arch):
+    built = compiled(kernel.text, kernel.file, arch)
+    assert built.cubin[:4] == b"\x7fELF"
+    assert re.search(rf"^\.target {arch}\b", built.ptx, re.MULTILINE)
+    assert f".visible .entry {kernel.entry}(" in built.ptx
+    assert not complaints(built.ptx, built.log, ARITHMETIC[kernel.file])
+    assert set(FLOATING.findall(built.ptx)) == ARITHMETIC[kernel.file]
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize(("kernel", "arch"), PAIRS)
+def test_registers_and_spills_are_those_of_the_table(kernel, arch):
+    table = {(row.kernel, row.arch): row for row in kept()}
+    row = table[kernel.entry, arch]
+    if row.nvrtc != nvrtc_version():
+        need(False, f"the table is of NVRTC {row.nvrtc}, this is {nvrtc_version()}: registers differ between them")
+    assert footprint_of(kernel, arch) == row, "measure again: python -m cuda_kernels.footprint"
+    assert (row.stack_bytes, row.spill_bytes) == (0, 0)
+
+
+def test_the_table_has_a_row_for_each_kernel_and_target_and_no_other():
+    assert [(row.kernel, row.arch) for row in kept()] == [(k.entry, arch) for k in KERNELS for arch in k.arches]
+    texts = {path.name for path in files("cuda_kernels").iterdir() if path.name.endswith(".cu")}
+    assert texts == {kernel.file for kernel in KERNELS} == set(ARITHMETIC)
+    for text in texts:
+        entries = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)', source(text))
+        assert sorted(entries) == sorted(k.entry for k in KERNELS if k.file == text)
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_the_gate_can_fail():
+    plain = 'extern "C" __global__ void f(float* x, float y) { x[0] = x[1] * y + x[2]; }'
+    good = compile_cubin(plain, "sm_90a", ptx=True)
+    assert not complaints(good.ptx, good.log, {"mul.rn.f32", "add.rn.f32"} | set(FLOATING.findall(good.ptx)))
+    bad = compile_cubin(plain, "sm_90a", ptx=True, options=("--fmad=true", "--ftz=true"))
+    assert {".ftz", "fma."} <= complaints(bad.ptx, bad.log, set())
+    assert "C7510" in complaints("", "ptxas info (C7510): Potential Performance Loss", set())
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_a_spill_is_counted_and_an_unknown_kernel_is_named(monkeypatch):
+    text = """extern "C" __global__ void __launch_bounds__(1024) spills(const int* in, int* out) {
+        int v[96];
+        for (int i = 0; i < 96; i++) v[i] = in[i * blockDim.x + threadIdx.x];
+        __syncthreads();
+        for (int r = 0; r < 96; r++) { int s = 0;
+            #pragma unroll
+            for (int i = 0; i < 96; i++) s += v[i] * in[i + r];
+            out[r * blockDim.x + threadIdx.x] = s; } }"""
+    monkeypatch.setattr(Kernel, "text", property(lambda self: text))
+    row = footprint_of(Kernel("spills.cu", "spills"), "sm_90a")
+    assert row.stack_bytes > 0
+    assert row.registers <= 64
+    with pytest.raises(KernelBuildError, match="nothing of other for sm_90a"):
+        footprint_of(Kernel("spills.cu", "other"), "sm_90a")
