@@ -4,7 +4,9 @@
 // What it finds: a barrier that some threads of a block never reach, or reach at another line, and a warp operation that
 // some of its lanes never reach (a message on stderr, and launch returns false); shared memory that is read before it
 // is written (it is filled with 0xA5 before every block). What it cannot find: races between barriers, as fibres switch
-// only there. Compile with -std=c++17 -ffp-contract=off: then + - * / are the _rn operations, subnormals included.
+// only there. Under AddressSanitizer (host.py) an access outside global or dynamic shared memory ends the process; outside
+// a __shared__ variable it is not seen. Compile with -std=c++17 -ffp-contract=off: then + - * / are the _rn operations,
+// subnormals included.
 #pragma once
 
 #include <cmath>
@@ -16,6 +18,10 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #define QSIM_EMULATED 1
 #define __global__
@@ -288,6 +294,9 @@ bool launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
         if (__start_qsim_shared != nullptr)
             std::memset(__start_qsim_shared, 0xA5, static_cast<std::size_t>(__stop_qsim_shared - __start_qsim_shared));
         std::memset(mine.dynamic.data(), 0xA5, mine.dynamic.size());
+#if defined(__SANITIZE_ADDRESS__)
+        ASAN_UNPOISON_MEMORY_REGION(mine.stacks.data(), mine.stacks.size());  // frames that a fibre never left
+#endif
         for (unsigned i = 0; i < count; ++i) {
             Fibre& fibre = mine.fibres[i];
             fibre.state = State::READY;

@@ -7,6 +7,7 @@ barriers, shared memory and warp operations work, and a divergent barrier is an 
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import tempfile
@@ -27,8 +28,10 @@ extern "C" int qsim_emulated_launch(const unsigned* grid, const unsigned* block,
 }}
 """
 
-SANITIZE = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g", "-DQSIM_SANITIZED=1")
-"""Flags that let AddressSanitizer watch every access; the process must have its library loaded first."""
+SANITIZE = "QSIM_SANITIZE"
+"""Environment variable: when set, every kernel is built with AddressSanitizer, which ends the process at the first
+access outside an allocation. Its library must be preloaded (``sanitizer``)."""
+_SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g")
 
 
 class EmulationError(RuntimeError):
@@ -38,6 +41,16 @@ class EmulationError(RuntimeError):
 def compiler() -> str | None:
     """Path of g++, or None."""
     return shutil.which("g++")
+
+
+def sanitizer() -> str | None:
+    """Path of AddressSanitizer's library of that g++, for LD_PRELOAD, or None."""
+    path = compiler()
+    if path is None:
+        return None
+    said = subprocess.run([path, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
+    library = said.stdout.strip()
+    return library if os.path.isabs(library) else None
 
 
 class HostKernel:
@@ -67,14 +80,17 @@ def build(text: str, kernel: str, *, options: Sequence[str] = ()) -> HostKernel:
     path = compiler()
     if path is None:
         raise KernelBuildError("g++ was not found: install a C++ compiler to run kernels on the CPU")
+    watched = _SANITIZED if os.environ.get(SANITIZE) else ()
+    quiet = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # g++ itself is not watched
     with tempfile.TemporaryDirectory(prefix="qsim-host-") as folder:
         here = Path(folder)
         (here / "emulation.h").write_text(source("emulation.h"), encoding="utf-8")
         (here / "kernel.cu").write_text(text, encoding="utf-8")
         (here / "driver.cpp").write_text(_DRIVER.format(kernel=kernel), encoding="utf-8")
         run = subprocess.run(
-            [path, *FLAGS, *options, "-o", "kernel.so", "driver.cpp"],
+            [path, *FLAGS, *watched, *options, "-o", "kernel.so", "driver.cpp"],
             cwd=here,
+            env=quiet,
             capture_output=True,
             text=True,
             check=False,

@@ -1,0 +1,48 @@
+"""AddressSanitizer over every emulated kernel: no access outside an array of exactly its size, on odd shapes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cuda_kernels import host
+from tests.unit.test_cuda_swizzle import need
+
+
+def watched(*change):
+    """The finished process ``python -m tests.sanitized`` under AddressSanitizer."""
+    library = host.sanitizer()
+    need(library, "g++ has no AddressSanitizer")
+    more = {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0:symbolize=0", host.SANITIZE: "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.sanitized", *change],
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+def test_no_kernel_touches_what_is_not_its_own():
+    done = watched()
+    assert (done.returncode, done.stdout) == (0, "10 shapes\n"), done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "what"),
+    [
+        ("decode.cu", "j < per_replica;", "j <= per_replica;", "READ of size 1"),
+        ("encode.cu", "j < per_replica;", "j <= per_replica;", "READ of size 4"),
+        ("cast.cu", "if (j >= per_replica) break;", "if (j > per_replica) break;", "READ of size 4"),
+        ("cast.cu", "atomicMax(top + r, best)", "atomicMax(top + r + 1, best)", "READ of size 4"),
+        ("reduce.cu", "j % center_period]", "j % center_period + 1]", "READ of size 4"),
+        ("swizzle.cu", "tiles[word] = value;", "tiles[word + 1] = value;", "WRITE of size 4"),
+    ],
+)  # fmt: skip
+def test_a_stray_access_ends_the_process(file, old, new, what):
+    done = watched(file, old, new)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
+    assert what in done.stderr
