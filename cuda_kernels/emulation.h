@@ -443,6 +443,18 @@ inline long long __double_as_longlong(double x) { return qsim_emulation::bits_as
 inline double __longlong_as_double(long long x) { return qsim_emulation::bits_as<double>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+// PRMT: a nibble of ``selector`` names a byte of b:a; its high bit spreads that byte's sign instead.
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector)
+{
+    const std::uint64_t both = std::uint64_t(b) << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned nibble = selector >> (4 * i) & 0xFu;
+        const unsigned byte = static_cast<unsigned>(both >> (8 * (nibble & 7u))) & 0xFFu;
+        result |= (nibble & 8u ? (byte & 0x80u ? 0xFFu : 0u) : byte) << (8 * i);
+    }
+    return result;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((std::uint64_t(a) * b) >> 32); }
 template <typename T>
 inline T __ldg(const T* at) { return *at; }

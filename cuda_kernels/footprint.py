@@ -19,10 +19,11 @@ from cuda_kernels._nvrtc import Compiled, compile_cubin, nvrtc_version
 from cuda_kernels.cast import CAST
 from cuda_kernels.decode import DECODE
 from cuda_kernels.encode import ENCODE
+from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.reduce import OBSERVE, SUMS_TOP, SUMS_TOTAL
 from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
 
-KERNELS = (ENCODE, CAST, DECODE, SWIZZLE, UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL)
+KERNELS = (ENCODE, CAST, DECODE, SWIZZLE, UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL, FP4_SUMS)
 """Every kernel of this package."""
 
 

@@ -15,6 +15,7 @@ import cuda_kernels._kernel as kernels
 from cuda_kernels.cast import cast_on_host
 from cuda_kernels.decode import decode_on_host
 from cuda_kernels.encode import encode_on_host
+from cuda_kernels.fp4_sums import fp4_sums_on_host
 from cuda_kernels.reduce import observe_on_host, sums_on_host, totals_on_host
 from cuda_kernels.swizzle import swizzle_on_host, unswizzle_on_host
 from qsim.codec.general_kernels import rules_of
@@ -49,6 +50,8 @@ def run(shape: tuple[int, int]) -> None:
     totals_on_host(x, slots, own(np.ones(shape)))
     tiles = own(swizzle_on_host(codes))
     unswizzle_on_host(tiles, *shape)
+    packed = own(rng.integers(0, 256, shape, dtype=np.uint8))
+    fp4_sums_on_host(packed, packed[:1], 2 * shape[1] - shape[0] % 2)
 
 
 def main(change: list[str]) -> None:

@@ -9,6 +9,7 @@ from cuda_kernels import KernelBuildError, source
 from cuda_kernels._kernel import Kernel
 from cuda_kernels._nvrtc import compile_cubin, nvrtc_version
 from cuda_kernels.footprint import KERNELS, compiled, footprint_of, kept
+from cuda_kernels.fp4_sums import FP4_SUMS
 from tests.unit.test_cuda_swizzle import need, nvrtc  # noqa: F401 - fixtures
 
 PAIRS = [pytest.param(kernel, arch, id=f"{kernel.entry}-{arch}") for kernel in KERNELS for arch in kernel.arches]
@@ -18,6 +19,7 @@ ARITHMETIC = {  # of a whole text: what may round, and nothing else
     "decode.cu": {"mul.rn.f32", "add.rn.f32"},
     "cast.cu": {"sub.rn.f32", "mul.rn.f32"},
     "swizzle.cu": set(),
+    "fp4_sums.cu": set(),
     "reduce.cu": {"sub.rn.f32", "mul.rn.f64", "add.rn.f64"},
 }
 
@@ -58,6 +60,15 @@ def test_the_table_has_a_row_for_each_kernel_and_target_and_no_other():
     for text in texts:
         entries = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)', source(text))
         assert sorted(entries) == sorted(k.entry for k in KERNELS if k.file == text)
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", FP4_SUMS.arches)
+def test_fp4_goes_through_the_int8_tensor_cores(arch):
+    ptx = compiled(FP4_SUMS.text, FP4_SUMS.file, arch).ptx
+    # 2 x 4 tiles of a warp, twice 32 of a step of 64
+    assert ptx.count("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32") == 16
+    assert "ld.global.v4.u32" in ptx or "ld.global.v4.b32" in ptx
 
 
 @pytest.mark.usefixtures("nvrtc")

@@ -39,6 +39,8 @@ def test_no_kernel_touches_what_is_not_its_own():
         ("cast.cu", "atomicMax(top + r, best)", "atomicMax(top + r + 1, best)", "READ of size 4"),
         ("reduce.cu", "j % center_period]", "j % center_period + 1]", "READ of size 4"),
         ("swizzle.cu", "tiles[word] = value;", "tiles[word + 1] = value;", "WRITE of size 4"),
+        ("fp4_sums.cu", "if (row >= rows) return;", "if (row > rows) return;", "READ of size"),
+        ("fp4_sums.cu", "row < rows && column < columns", "row < rows && column <= columns", "WRITE of size 4"),
     ],
 )  # fmt: skip
 def test_a_stray_access_ends_the_process(file, old, new, what):

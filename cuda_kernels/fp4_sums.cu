@@ -1,0 +1,110 @@
+// qsim_fp4_sums: exact sums of products of packed E2M1 codes, in units of 1/4, through the INT8 tensor cores.
+//
+// Contract
+//   a [rows, bytes], b [columns, bytes], bytes = ceil(depth / 2), contiguous, the even element in the low nibble; the
+//   high nibble behind an odd depth is not read. out int32 [rows, columns] = sum over k of 2 a[i, k] * 2 b[j, k]. Twice
+//   a value of E2M1 is an integer up to 12, so an int32 holds every sum of depth <= 14,913,080.
+//   Grid: x strides over tiles; blocks of QSIM_THREADS.
+//
+// A tile is 64 x 64, a step 64 elements deep; each of four warps makes 32 x 32. Rows of shared memory are 20 words, so
+// that the 32 words of a fragment lie in 32 banks.
+
+#define QSIM_THREADS 128
+#define QSIM_TILE 64
+#define QSIM_PITCH 20
+
+// Four codes, the first in the low nibble, to twice their values, the first in the low byte.
+__device__ __forceinline__ unsigned qsim_twice(unsigned codes)
+{
+    const unsigned at = codes & 0x7777u;
+    const unsigned positive = __byte_perm(0x03020100u, 0x0C080604u, at);
+    const unsigned negative = __byte_perm(0xFDFEFF00u, 0xF4F8FAFCu, at);
+    return __byte_perm(positive, negative, 0x3210u | (codes & 0x8888u) >> 1);
+}
+
+// Sixteen packed bytes of one row from byte ``first`` on; zero past the end.
+__device__ __forceinline__ void qsim_fetch(
+    const unsigned char* codes, long long row, long long rows, long long bytes, long long first, bool odd,
+    unsigned (&words)[4])
+{
+    words[0] = words[1] = words[2] = words[3] = 0;
+    if (row >= rows) return;
+    const unsigned char* own = codes + row * bytes;
+    if (bytes % 16 == 0 && first + 16 <= bytes) {
+        const uint4 four = *reinterpret_cast<const uint4*>(own + first);
+        words[0] = four.x;
+        words[1] = four.y;
+        words[2] = four.z;
+        words[3] = four.w;
+        if (odd && first + 16 == bytes) words[3] &= 0x0FFFFFFFu;
+        return;
+    }
+    #pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const long long at = first + i;
+        if (at >= bytes) continue;
+        const unsigned byte = own[at];
+        words[i / 4] |= (odd && at == bytes - 1 ? byte & 0x0Fu : byte) << (8 * (i % 4));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QSIM_THREADS) qsim_fp4_sums(
+    const unsigned char* a, const unsigned char* b, int* out, long long rows, long long columns, long long depth)
+{
+    __shared__ unsigned left[QSIM_TILE * QSIM_PITCH], right[QSIM_TILE * QSIM_PITCH];
+    const long long bytes = (depth + 1) / 2;
+    const bool odd = depth % 2 != 0;
+    const long long across = (columns + QSIM_TILE - 1) / QSIM_TILE, down = (rows + QSIM_TILE - 1) / QSIM_TILE;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
+    const int fetched = threadIdx.x / 2, half = threadIdx.x % 2;
+
+    for (long long tile = blockIdx.x; tile < across * down; tile += gridDim.x) {
+        const long long top = tile / across * QSIM_TILE, start = tile % across * QSIM_TILE;
+        int sums[2][4][4] = {};
+        for (long long step = 0; step < bytes; step += QSIM_TILE / 2) {
+            unsigned from_a[4], from_b[4];
+            qsim_fetch(a, top + fetched, rows, bytes, step + 16 * half, odd, from_a);
+            qsim_fetch(b, start + fetched, columns, bytes, step + 16 * half, odd, from_b);
+            __syncthreads();  // the last step has been read
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int at = fetched * QSIM_PITCH + 8 * half + 2 * i;
+                left[at] = qsim_twice(from_a[i]);
+                left[at + 1] = qsim_twice(from_a[i] >> 16);
+                right[at] = qsim_twice(from_b[i]);
+                right[at + 1] = qsim_twice(from_b[i] >> 16);
+            }
+            __syncthreads();
+            #pragma unroll
+            for (int k = 0; k < 16; k += 8) {
+                unsigned rows_of_a[2][4], columns_of_b[4][2];
+                #pragma unroll
+                for (int m = 0; m < 2; ++m)
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        rows_of_a[m][i] =
+                            left[(warp_row + 16 * m + g + 8 * (i % 2)) * QSIM_PITCH + k + t + 4 * (i / 2)];
+                #pragma unroll
+                for (int n = 0; n < 4; ++n)
+                    #pragma unroll
+                    for (int i = 0; i < 2; ++i)
+                        columns_of_b[n][i] = right[(warp_column + 8 * n + g) * QSIM_PITCH + k + t + 4 * i];
+                #pragma unroll
+                for (int m = 0; m < 2; ++m)
+                    #pragma unroll
+                    for (int n = 0; n < 4; ++n) qsim_mma_s8(sums[m][n], rows_of_a[m], columns_of_b[n]);
+            }
+        }
+        #pragma unroll
+        for (int m = 0; m < 2; ++m)
+            #pragma unroll
+            for (int n = 0; n < 4; ++n)
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const long long row = top + warp_row + 16 * m + g + 8 * (i / 2);
+                    const long long column = start + warp_column + 8 * n + 2 * t + i % 2;
+                    if (row < rows && column < columns) out[row * columns + column] = sums[m][n][i];
+                }
+    }
+}
