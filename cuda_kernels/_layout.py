@@ -34,3 +34,18 @@ def _periodic(x: Sequence[int], center: Sequence[int], lead: int) -> tuple[int, 
         return None
     period = math.prod(rest[ones:])
     return period, period if math.prod(padded[:lead]) > 1 else 0
+
+
+def aligned(xp: Any, array: Any) -> Any:
+    """uint8 ``array`` contiguous from an address that 16-byte loads take; a copy where it is not."""
+    array = xp.ascontiguousarray(array)
+    if _address(array) % 16 == 0:
+        return array
+    room = xp.empty(array.size + 15, xp.uint8)
+    own = room[-_address(room) % 16 :][: array.size].reshape(array.shape)
+    own[...] = array
+    return own
+
+
+def _address(array: Any) -> int:
+    return int(array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr)

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 from cuda_kernels._kernel import Kernel, cupy_with_device, device_pointers, host_pointers
+from cuda_kernels._layout import aligned
 
 FP4_SUMS = Kernel("fp4_sums.cu", "qsim_fp4_sums", prelude=("mma.cuh",))
 THREADS, TILE, MAX_GRID = 128, 64, 65535
@@ -43,21 +44,8 @@ def _fp4_sums(xp: Any, a: Any, b: Any, depth: int, *, on_host: bool) -> Any:
     sizes = (int(a.shape[0]), int(b.shape[0]), depth)
     out = xp.zeros(sizes[:2], xp.int32)
     if out.size and depth:
-        _launch([_aligned(xp, a), _aligned(xp, b), out], sizes, on_host=on_host)
+        _launch([aligned(xp, a), aligned(xp, b), out], sizes, on_host=on_host)
     return out
-
-
-def _aligned(xp: Any, array: Any) -> Any:
-    """``array`` contiguous from an address that 16-byte loads take; a copy where it is not."""
-    array = xp.ascontiguousarray(array)
-    address = array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr
-    if address % 16 == 0:
-        return array
-    room = xp.empty(array.size + 15, xp.uint8)
-    base = room.ctypes.data if hasattr(room, "ctypes") else room.data.ptr
-    own = room[-base % 16 :][: array.size].reshape(array.shape)
-    own[...] = array
-    return own
 
 
 def _launch(arrays: list[Any], sizes: tuple[int, int, int], *, on_host: bool) -> None:

@@ -16,6 +16,7 @@ from cuda_kernels.cast import cast_on_host
 from cuda_kernels.decode import decode_on_host
 from cuda_kernels.encode import encode_on_host
 from cuda_kernels.fp4_sums import fp4_sums_on_host
+from cuda_kernels.fp8_mma import fp8_mma_on_host
 from cuda_kernels.reduce import observe_on_host, sums_on_host, totals_on_host
 from cuda_kernels.swizzle import swizzle_on_host, unswizzle_on_host
 from qsim.codec.general_kernels import rules_of
@@ -52,6 +53,7 @@ def run(shape: tuple[int, int]) -> None:
     unswizzle_on_host(tiles, *shape)
     packed = own(rng.integers(0, 256, shape, dtype=np.uint8))
     fp4_sums_on_host(packed, packed[:1], 2 * shape[1] - shape[0] % 2)
+    fp8_mma_on_host(packed, packed, formats=("float8_e4m3fn", "float8_e5m2"))
 
 
 def main(change: list[str]) -> None:

@@ -5,11 +5,12 @@ from importlib.resources import files
 
 import pytest
 
-from cuda_kernels import KernelBuildError, source
+from cuda_kernels import KernelBuildError
 from cuda_kernels._kernel import Kernel
 from cuda_kernels._nvrtc import compile_cubin, nvrtc_version
 from cuda_kernels.footprint import KERNELS, compiled, footprint_of, kept
 from cuda_kernels.fp4_sums import FP4_SUMS
+from cuda_kernels.fp8_mma import FP8_MMA
 from tests.unit.test_cuda_swizzle import need, nvrtc  # noqa: F401 - fixtures
 
 PAIRS = [pytest.param(kernel, arch, id=f"{kernel.entry}-{arch}") for kernel in KERNELS for arch in kernel.arches]
@@ -20,6 +21,7 @@ ARITHMETIC = {  # of a whole text: what may round, and nothing else
     "cast.cu": {"sub.rn.f32", "mul.rn.f32"},
     "swizzle.cu": set(),
     "fp4_sums.cu": set(),
+    "fp8_mma.cu": set(),
     "reduce.cu": {"sub.rn.f32", "mul.rn.f64", "add.rn.f64"},
 }
 
@@ -57,9 +59,6 @@ def test_the_table_has_a_row_for_each_kernel_and_target_and_no_other():
     assert [(row.kernel, row.arch) for row in kept()] == [(k.entry, arch) for k in KERNELS for arch in k.arches]
     texts = {path.name for path in files("cuda_kernels").iterdir() if path.name.endswith(".cu")}
     assert texts == {kernel.file for kernel in KERNELS} == set(ARITHMETIC)
-    for text in texts:
-        entries = re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)', source(text))
-        assert sorted(entries) == sorted(k.entry for k in KERNELS if k.file == text)
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -69,6 +68,25 @@ def test_fp4_goes_through_the_int8_tensor_cores(arch):
     # 2 x 4 tiles of a warp, twice 32 of a step of 64
     assert ptx.count("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32") == 16
     assert "ld.global.v4.u32" in ptx or "ld.global.v4.b32" in ptx
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a", "sm_100a"])
+def test_fp8_is_multiplied_by_mma_sync_and_absent_before_sm_89(arch):
+    kernel = FP8_MMA["float8_e4m3fn", "float8_e5m2"]
+    ptx = compiled(kernel.text, kernel.file, arch).ptx
+    for pair in ("e4m3.e4m3", "e4m3.e5m2", "e5m2.e4m3", "e5m2.e5m2"):
+        assert ptx.count(f"mma.sync.aligned.m16n8k32.row.col.f32.{pair}.f32") == 16
+    with pytest.raises(KernelBuildError, match="sm_89"):
+        compile_cubin(kernel.text, "sm_80", name=kernel.file)
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("file", sorted(ARITHMETIC))
+def test_every_entry_of_a_text_is_a_kernel(file):
+    own = [kernel for kernel in KERNELS if kernel.file == file]
+    ptx = compiled(own[0].text, file, "sm_90a").ptx
+    assert sorted(re.findall(r"\.visible \.entry (\w+)\(", ptx)) == sorted(kernel.entry for kernel in own)
 
 
 @pytest.mark.usefixtures("nvrtc")
