@@ -15,6 +15,7 @@ import cuda_kernels._kernel as kernels
 from cuda_kernels.cast import cast_on_host
 from cuda_kernels.decode import decode_on_host
 from cuda_kernels.encode import encode_on_host
+from cuda_kernels.footprint import KERNELS
 from cuda_kernels.fp4_sums import fp4_sums_on_host
 from cuda_kernels.fp8_mma import fp8_mma_on_host
 from cuda_kernels.reduce import observe_on_host, sums_on_host, totals_on_host
@@ -24,6 +25,7 @@ from qsim.formats import FORMATS, POLICIES
 from tests.unit.test_cuda_encode import params
 
 SHAPES = ((1, 1), (1, 3), (2, 4), (3, 5), (2, 17), (1, 255), (3, 256), (1, 257), (5, 129), (2, 1031))
+FMT = FORMATS["float8_e4m3fn"]
 
 
 def own(x: Any) -> Any:
@@ -31,34 +33,74 @@ def own(x: Any) -> Any:
     return np.array(x, order="C", copy=True)
 
 
-def run(shape: tuple[int, int]) -> None:
-    rng = np.random.default_rng(sum(shape))
-    x = own(rng.standard_normal(shape).astype(np.float32))
-    row = own(np.ones(shape[0], np.float32))
-    stream = own(rng.integers(0, 2**32, (shape[0], 5), dtype=np.uint32))
-    centres = (None, own(np.ones((1, shape[1]), np.float32)), own(np.ones((shape[0], 1), np.float32)), x)
-    fmt, policy = FORMATS["float8_e4m3fn"], POLICIES["ocp"]
-    rounding = policy.with_choices(rounding="stochastic", random_bits=7)
-    rules = own(np.array([int(v) for v in rules_of(fmt, rounding, np.uint32)], np.uint32))
-    table = own(np.arange(256, dtype=np.float32))
-    for center in centres:
-        codes = own(encode_on_host(x, params(fmt, policy), scale=row, center=center))
-        cast_on_host(x, rules, scale=row, center=center, streams=stream)
-        decode_on_host(codes, table, descale=row, center=center)
-        observe_on_host(x, lead=1, center=center)
-    slots = own(np.arange(shape[0], dtype=np.int64))
-    sums_on_host(x, slots, *shape)
-    totals_on_host(x, slots, own(np.ones(shape)))
-    tiles = own(swizzle_on_host(codes))
-    unswizzle_on_host(tiles, *shape)
-    packed = own(rng.integers(0, 256, shape, dtype=np.uint8))
-    fp4_sums_on_host(packed, packed[:1], 2 * shape[1] - shape[0] % 2)
-    fp8_mma_on_host(packed, packed, formats=("float8_e4m3fn", "float8_e5m2"))
+class Inputs:
+    """Arrays of one odd shape; ``centres`` lie beside x in each of the ways that there are."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        rng = np.random.default_rng(sum(shape))
+        self.shape = shape
+        self.x = own(rng.standard_normal(shape).astype(np.float32))
+        self.row = own(np.ones(shape[0], np.float32))
+        self.streams = own(rng.integers(0, 2**32, (shape[0], 5), dtype=np.uint32))
+        self.codes = own(rng.integers(0, 256, shape, dtype=np.uint8))
+        self.slots = own(np.arange(shape[0], dtype=np.int64))
+        ones = (own(np.ones((1, shape[1]), np.float32)), own(np.ones((shape[0], 1), np.float32)))
+        self.centres = (None, *ones, self.x)
+
+
+def _encode(given: Inputs) -> None:
+    for center in given.centres:
+        encode_on_host(given.x, params(FMT, POLICIES["ocp"]), scale=given.row, center=center)
+
+
+def _cast(given: Inputs) -> None:
+    policy = POLICIES["ocp"].with_choices(rounding="stochastic", random_bits=7)
+    rules = own(np.array([int(v) for v in rules_of(FMT, policy, np.uint32)], np.uint32))
+    for center in given.centres:
+        cast_on_host(given.x, rules, scale=given.row, center=center, streams=given.streams)
+
+
+def _decode(given: Inputs) -> None:
+    for center in given.centres:
+        decode_on_host(given.codes, own(np.arange(256, dtype=np.float32)), descale=given.row, center=center)
+
+
+def _reduce(given: Inputs) -> None:
+    for center in given.centres:
+        observe_on_host(given.x, lead=1, center=center)
+    sums_on_host(given.x, given.slots, *given.shape)
+    totals_on_host(given.x, given.slots, own(np.ones(given.shape)))
+
+
+def _swizzle(given: Inputs) -> None:
+    unswizzle_on_host(own(swizzle_on_host(given.codes)), *given.shape)
+
+
+def _fp4_sums(given: Inputs) -> None:
+    fp4_sums_on_host(given.codes, given.codes[:1], 2 * given.shape[1] - given.shape[0] % 2)
+
+
+def _fp8_mma(given: Inputs) -> None:
+    fp8_mma_on_host(given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
+
+
+RUNS = {
+    "encode.cu": _encode,
+    "cast.cu": _cast,
+    "decode.cu": _decode,
+    "reduce.cu": _reduce,
+    "swizzle.cu": _swizzle,
+    "fp4_sums.cu": _fp4_sums,
+    "fp8_mma.cu": _fp8_mma,
+}
 
 
 def main(change: list[str]) -> None:
+    assert set(RUNS) == {kernel.file for kernel in KERNELS}
+    files = list(RUNS)
     if change:
         file, old, new = change
+        files = [file]
         plain = kernels.source
 
         def changed(name: str) -> str:
@@ -70,8 +112,9 @@ def main(change: list[str]) -> None:
 
         kernels.source = changed
     for shape in SHAPES:
-        run(shape)
-    print(f"{len(SHAPES)} shapes")
+        for each in files:
+            RUNS[each](Inputs(shape))
+    print(f"{len(files)} texts, {len(SHAPES)} shapes")
 
 
 if __name__ == "__main__":

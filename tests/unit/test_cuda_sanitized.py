@@ -27,7 +27,7 @@ def watched(*change):
 
 def test_no_kernel_touches_what_is_not_its_own():
     done = watched()
-    assert (done.returncode, done.stdout) == (0, "10 shapes\n"), done.stderr[-3000:]
+    assert (done.returncode, done.stdout) == (0, "7 texts, 10 shapes\n"), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
