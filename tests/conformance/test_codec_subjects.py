@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from cuda_kernels import host
-from cuda_kernels.encode import EncodeParams, encode_on_host
+from cuda_kernels.encode import encode_on_host
 from qsim.arrays import F32, U8
 from qsim.backends import BACKENDS, CastSpec, get_backend
 from qsim.codec import decode, encode
 from qsim.conformance.codec import CodecSubject, check_codec, critical_values
 from qsim.formats import FORMATS, POLICIES, CastPolicy, FloatFormat
+from tests.unit.test_cuda_encode import params
 
 ELEMENTS = [fmt for fmt in FORMATS.values() if fmt.signed]
 CENTRAL = [FORMATS[name] for name in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")]
@@ -49,19 +48,12 @@ def test_every_backend_conforms(name: str, fmt: FloatFormat) -> None:
         assert check_codec(through_backend(name, fmt, policy)) > 3 * fmt.code_count
 
 
+@pytest.mark.usefixtures("gpp")
 @pytest.mark.parametrize("fmt", CENTRAL, ids=lambda f: f.name)
 def test_the_cuda_kernel_compiled_for_the_cpu_conforms(fmt: FloatFormat) -> None:
-    if host.compiler() is None:
-        assert os.environ.get("CI") != "true", "CI has g++"
-        pytest.skip("g++ was not found")
     for policy in POLICIES.values():
-        p, c = fmt.params(), policy.codes(fmt)
-        params = EncodeParams(
-            p.mantissa_bits, p.bias, p.max_code, p.sign_bit, p.negative_zero, c.overflow, c.nan, c.negative_nan
-        )
-        subject = CodecSubject(
-            name="qsim_encode on the host", fmt=fmt, policy=policy, encode=partial(encode_on_host, params=params)
-        )
+        own = partial(encode_on_host, params=params(fmt, policy))
+        subject = CodecSubject(name="qsim_encode on the host", fmt=fmt, policy=policy, encode=own)
         assert check_codec(subject) == critical_values(fmt).size
 
 

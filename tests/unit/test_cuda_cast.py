@@ -10,7 +10,6 @@ from qsim.codec.general_kernels import Rules, rules_of
 from qsim.formats import FORMATS, POLICIES, RoundMode
 from qsim.philox import RandomStream
 from tests.unit.test_cuda_encode import from_bits, random_patterns
-from tests.unit.test_cuda_swizzle import gpp, nvrtc  # noqa: F401 - fixtures
 
 NUMBA = get_backend("numba")
 SPECIAL = from_bits(

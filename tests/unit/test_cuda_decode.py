@@ -8,7 +8,6 @@ from qsim.backends import CastSpec, get_backend
 from qsim.codec import decode
 from qsim.codec.tables import decode_table
 from qsim.formats import FORMATS, POLICIES
-from tests.unit.test_cuda_swizzle import gpp, nvrtc  # noqa: F401 - fixtures
 
 NUMBA = get_backend("numba")
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import re
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,38 +23,8 @@ from qsim.codec import decode as decode_codes
 from qsim.codec import encode as encode_codes
 from qsim.formats import FORMATS, POLICIES, CastPolicy, FloatFormat
 
-ARCHES = ("sm_80", "sm_89", "sm_90a", "sm_100a")
 ELEMENT_FORMATS = tuple(fmt for fmt in FORMATS.values() if fmt.signed and fmt.has_zero and fmt.mantissa_bits)
 CENTRAL = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
-
-
-def unavailable(reason: str) -> NoReturn:
-    """Skip with the reason; under CI, where the test extra is installed, fail: a skip would hide the loss."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"CI must have it: {reason}")
-    pytest.skip(reason)
-
-
-@functools.cache
-def nvrtc_missing() -> str:
-    """Why NVRTC cannot be used, or nothing."""
-    try:
-        compile_cubin('extern "C" __global__ void nothing() {}', "sm_80")
-    except KernelBuildError as error:
-        return str(error)
-    return ""
-
-
-@pytest.fixture
-def nvrtc() -> None:
-    if nvrtc_missing():
-        unavailable(nvrtc_missing())
-
-
-@pytest.fixture
-def gpp() -> None:
-    if host.compiler() is None:
-        unavailable("g++ was not found")
 
 
 @functools.cache

@@ -11,7 +11,6 @@ from cuda_kernels import host, source
 from cuda_kernels.fp4_sums import FP4_SUMS, MAX_DEPTH, fp4_sums_on_host
 from qsim.codec import decode, pack
 from qsim.formats import FORMATS
-from tests.unit.test_cuda_swizzle import gpp  # noqa: F401 - fixture
 
 E2M1 = FORMATS["float4_e2m1fn"]
 SHAPES = [(1, 1, 1), (1, 1, 2), (3, 5, 7), (16, 8, 32), (64, 64, 64), (65, 70, 129), (130, 20, 96), (2, 200, 31),

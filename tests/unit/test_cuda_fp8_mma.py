@@ -14,7 +14,6 @@ from cuda_kernels.fp8_mma import FP8_MMA, MODELS, fp8_mma_on_host
 from qsim.gemm import MODELS as KNOWN
 from qsim.gemm import block_dot
 from tests.golden_rows import need_rows
-from tests.unit.test_cuda_swizzle import gpp  # noqa: F401 - fixture
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (20, 70, 96), (65, 9, 33), (2, 2, 32), (1, 3, 200), (5, 4, 64)]
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"

@@ -8,7 +8,6 @@ from cuda_kernels.reduce import OBSERVE, observe_on_host, sums_on_host, totals_o
 from qsim.backends import get_backend
 from qsim.backends.checks import mean_shape, rows_of
 from qsim.codec import sums_kernels
-from tests.unit.test_cuda_swizzle import gpp, nvrtc  # noqa: F401 - fixtures
 
 NUMBA = get_backend("numba")
 

@@ -1,36 +1,14 @@
 """The CUDA swizzle: compiled for every target, and emulated equal to the codec's on any shape."""
 
-import os
-
 import numpy as np
 import pytest
 
-from cuda_kernels import DeviceUnavailableError, KernelBuildError, host
-from cuda_kernels._nvrtc import cached_cubin, compile_cubin
+from cuda_kernels import DeviceUnavailableError
+from cuda_kernels._nvrtc import cached_cubin
 from cuda_kernels.swizzle import SWIZZLE, swizzle, swizzle_on_host, swizzled_size, unswizzle_on_host
 from qsim.codec.swizzle import swizzle_scales, unswizzle_scales
 
 SHAPES = [(1, 1), (128, 4), (129, 5), (3, 70), (300, 17), (0, 4), (5, 0), (256, 8)]
-
-
-def need(found, what):
-    if not found:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"CI must have it: {what}")
-        pytest.skip(what)
-
-
-@pytest.fixture
-def gpp():
-    need(host.compiler(), "g++ was not found")
-
-
-@pytest.fixture
-def nvrtc():
-    try:
-        compile_cubin('extern "C" __global__ void nothing() {}', "sm_80")
-    except KernelBuildError as error:
-        need(False, str(error))
 
 
 @pytest.mark.usefixtures("gpp")

@@ -1,7 +1,6 @@
 """The emulation of CUDA blocks on a CPU: barriers, shared memory, warp operations, and what it must notice."""
 
 import ctypes
-import os
 
 import numpy as np
 import pytest
@@ -9,14 +8,6 @@ import pytest
 from cuda_kernels import KernelBuildError, host
 
 pytestmark = pytest.mark.usefixtures("gpp")
-
-
-@pytest.fixture
-def gpp():
-    if host.compiler() is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI must have it: g++ was not found")
-        pytest.skip("g++ was not found")
 
 
 def kernel(body, parameters="int* out", extra=""):
