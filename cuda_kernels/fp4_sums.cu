@@ -5,13 +5,7 @@
 //   high nibble behind an odd depth is not read. out int32 [rows, columns] = sum over k of 2 a[i, k] * 2 b[j, k]. Twice
 //   a value of E2M1 is an integer up to 12, so an int32 holds every sum of depth <= 14,913,080.
 //   Grid: x strides over tiles; blocks of QSIM_THREADS.
-//
-// A tile is 64 x 64, a step 64 elements deep; each of four warps makes 32 x 32. Rows of shared memory are 20 words, so
-// that the 32 words of a fragment lie in 32 banks.
-
-#define QSIM_THREADS 128
-#define QSIM_TILE 64
-#define QSIM_PITCH 20
+// Tiles as in tile.cuh; a stage of 64 bytes holds 64 elements.
 
 // Four codes, the first in the low nibble, to twice their values, the first in the low byte.
 __device__ __forceinline__ unsigned qsim_twice(unsigned codes)
@@ -55,8 +49,7 @@ extern "C" __global__ void __launch_bounds__(QSIM_THREADS) qsim_fp4_sums(
     const long long bytes = (depth + 1) / 2;
     const bool odd = depth % 2 != 0;
     const long long across = (columns + QSIM_TILE - 1) / QSIM_TILE, down = (rows + QSIM_TILE - 1) / QSIM_TILE;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
+    const QsimLane lane = qsim_lane();
     const int fetched = threadIdx.x / 2, half = threadIdx.x % 2;
 
     for (long long tile = blockIdx.x; tile < across * down; tile += gridDim.x) {
@@ -79,32 +72,14 @@ extern "C" __global__ void __launch_bounds__(QSIM_THREADS) qsim_fp4_sums(
             #pragma unroll
             for (int k = 0; k < 16; k += 8) {
                 unsigned rows_of_a[2][4], columns_of_b[4][2];
-                #pragma unroll
-                for (int m = 0; m < 2; ++m)
-                    #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        rows_of_a[m][i] =
-                            left[(warp_row + 16 * m + g + 8 * (i % 2)) * QSIM_PITCH + k + t + 4 * (i / 2)];
-                #pragma unroll
-                for (int n = 0; n < 4; ++n)
-                    #pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        columns_of_b[n][i] = right[(warp_column + 8 * n + g) * QSIM_PITCH + k + t + 4 * i];
+                qsim_fragments(left, right, k, lane, rows_of_a, columns_of_b);
                 #pragma unroll
                 for (int m = 0; m < 2; ++m)
                     #pragma unroll
                     for (int n = 0; n < 4; ++n) qsim_mma_s8(sums[m][n], rows_of_a[m], columns_of_b[n]);
             }
         }
-        #pragma unroll
-        for (int m = 0; m < 2; ++m)
-            #pragma unroll
-            for (int n = 0; n < 4; ++n)
-                #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const long long row = top + warp_row + 16 * m + g + 8 * (i / 2);
-                    const long long column = start + warp_column + 8 * n + 2 * t + i % 2;
-                    if (row < rows && column < columns) out[row * columns + column] = sums[m][n][i];
-                }
+        qsim_outputs(top, start, rows, columns, lane,
+                     [&](int m, int n, int i, long long at) { out[at] = sums[m][n][i]; });
     }
 }

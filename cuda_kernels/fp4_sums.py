@@ -8,7 +8,7 @@ from typing import Any
 from cuda_kernels._kernel import Kernel, cupy_with_device, device_pointers, host_pointers
 from cuda_kernels._layout import aligned
 
-FP4_SUMS = Kernel("fp4_sums.cu", "qsim_fp4_sums", prelude=("mma.cuh",))
+FP4_SUMS = Kernel("fp4_sums.cu", "qsim_fp4_sums", prelude=("mma.cuh", "tile.cuh"))
 THREADS, TILE, MAX_GRID = 128, 64, 65535
 MAX_DEPTH = (2**31 - 1) // 144
 """The largest K whose sums an int32 holds: each product is at most 12 * 12."""

@@ -5,13 +5,7 @@
 //   the accumulators, on return A B^T + them. K is padded with code 0 to whole steps, which adds nothing.
 //   Bits: ada_mma_sync on sm_89, hopper_mma_sync on sm_90a and newer; each output is one chain in ascending k, whatever
 //   the grid. Grid: x strides over tiles; blocks of QSIM_THREADS.
-//
-// A tile is 64 x 64, a stage 64 codes deep; each of four warps makes 32 x 32. Rows of shared memory are 20 words, so
-// that the 32 words of a fragment lie in 32 banks.
-
-#define QSIM_THREADS 128
-#define QSIM_TILE 64
-#define QSIM_PITCH 20
+// Tiles as in tile.cuh; a stage of 64 bytes holds 64 codes.
 
 // Thirty-two codes of one row from ``first`` on; zero past the end.
 __device__ __forceinline__ void qsim_fetch(
@@ -44,23 +38,14 @@ __device__ __forceinline__ void qsim_fp8_product(
     unsigned* left, unsigned* right)
 {
     const long long across = (columns + QSIM_TILE - 1) / QSIM_TILE, down = (rows + QSIM_TILE - 1) / QSIM_TILE;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int warp_row = warp / 2 * 32, warp_column = warp % 2 * 32;
+    const QsimLane lane = qsim_lane();
     const int fetched = threadIdx.x / 2, half = threadIdx.x % 2;
 
     for (long long tile = blockIdx.x; tile < across * down; tile += gridDim.x) {
         const long long top = tile / across * QSIM_TILE, start = tile % across * QSIM_TILE;
-        float sums[2][4][4];
-        #pragma unroll
-        for (int m = 0; m < 2; ++m)
-            #pragma unroll
-            for (int n = 0; n < 4; ++n)
-                #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const long long row = top + warp_row + 16 * m + g + 8 * (i / 2);
-                    const long long column = start + warp_column + 8 * n + 2 * t + i % 2;
-                    sums[m][n][i] = row < rows && column < columns ? out[row * columns + column] : 0.0f;
-                }
+        float sums[2][4][4] = {};
+        qsim_outputs(top, start, rows, columns, lane,
+                     [&](int m, int n, int i, long long at) { sums[m][n][i] = out[at]; });
         for (long long stage = 0; stage < depth; stage += QSIM_TILE) {
             unsigned from_a[8], from_b[8];
             qsim_fetch(a, top + fetched, rows, depth, stage + 32 * half, from_a);
@@ -75,17 +60,7 @@ __device__ __forceinline__ void qsim_fp8_product(
             #pragma unroll
             for (int k = 0; k < 16; k += 8) {
                 unsigned rows_of_a[2][4], columns_of_b[4][2];
-                #pragma unroll
-                for (int m = 0; m < 2; ++m)
-                    #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        rows_of_a[m][i] =
-                            left[(warp_row + 16 * m + g + 8 * (i % 2)) * QSIM_PITCH + k + t + 4 * (i / 2)];
-                #pragma unroll
-                for (int n = 0; n < 4; ++n)
-                    #pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        columns_of_b[n][i] = right[(warp_column + 8 * n + g) * QSIM_PITCH + k + t + 4 * i];
+                qsim_fragments(left, right, k, lane, rows_of_a, columns_of_b);
                 if (stage + 4 * k >= depth) continue;  // no step of padding alone: an accumulator of -0 or NaN stays
                 #pragma unroll
                 for (int m = 0; m < 2; ++m)
@@ -93,16 +68,8 @@ __device__ __forceinline__ void qsim_fp8_product(
                     for (int n = 0; n < 4; ++n) qsim_mma_fp8<A, B>(sums[m][n], rows_of_a[m], columns_of_b[n]);
             }
         }
-        #pragma unroll
-        for (int m = 0; m < 2; ++m)
-            #pragma unroll
-            for (int n = 0; n < 4; ++n)
-                #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const long long row = top + warp_row + 16 * m + g + 8 * (i / 2);
-                    const long long column = start + warp_column + 8 * n + 2 * t + i % 2;
-                    if (row < rows && column < columns) out[row * columns + column] = sums[m][n][i];
-                }
+        qsim_outputs(top, start, rows, columns, lane,
+                     [&](int m, int n, int i, long long at) { out[at] = sums[m][n][i]; });
     }
 }
 

@@ -84,7 +84,8 @@ def build(text: str, kernel: str, *, options: Sequence[str] = ()) -> HostKernel:
     quiet = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # g++ itself is not watched
     with tempfile.TemporaryDirectory(prefix="qsim-host-") as folder:
         here = Path(folder)
-        (here / "emulation.h").write_text(source("emulation.h"), encoding="utf-8")
+        for header in ("emulation.h", "emulation_words.h"):
+            (here / header).write_text(source(header), encoding="utf-8")
         (here / "kernel.cu").write_text(text, encoding="utf-8")
         (here / "driver.cpp").write_text(_DRIVER.format(kernel=kernel), encoding="utf-8")
         run = subprocess.run(

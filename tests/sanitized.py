@@ -100,7 +100,7 @@ def main(change: list[str]) -> None:
     files = list(RUNS)
     if change:
         file, old, new = change
-        files = [file]
+        files = sorted({kernel.file for kernel in KERNELS if file in (kernel.file, *kernel.prelude)})
         plain = kernels.source
 
         def changed(name: str) -> str:

@@ -84,11 +84,11 @@ def test_the_grid_never_changes_a_sum(monkeypatch):
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("fp4_sums.cu", "g + 8 * (i % 2)) * QSIM_PITCH + k + t + 4 * (i / 2)",
-         "g + 8 * (i / 2)) * QSIM_PITCH + k + t + 4 * (i % 2)"),  # a[1] and a[2] swapped
-        ("fp4_sums.cu", "QSIM_PITCH + k + t + 4 * i]", "QSIM_PITCH + k + t + 4 * (1 - i)]"),  # b[0] and b[1]
-        ("fp4_sums.cu", "g + 8 * (i / 2);", "g + 8 * (i % 2);"),  # rows of the result
-        ("fp4_sums.cu", "2 * t + i % 2", "2 * t + i / 2"),  # columns of the result
+        ("tile.cuh", "at.g + 8 * (i % 2)) * QSIM_PITCH + k + at.t + 4 * (i / 2)",
+         "at.g + 8 * (i / 2)) * QSIM_PITCH + k + at.t + 4 * (i % 2)"),  # a[1] and a[2] swapped
+        ("tile.cuh", "QSIM_PITCH + k + at.t + 4 * i]", "QSIM_PITCH + k + at.t + 4 * (1 - i)]"),  # b[0] and b[1]
+        ("tile.cuh", "at.g + 8 * (i / 2);", "at.g + 8 * (i % 2);"),  # rows of the result
+        ("tile.cuh", "2 * at.t + i % 2", "2 * at.t + i / 2"),  # columns of the result
         ("mma.cuh", "right[16 * i + 4 * t + byte][g]", "right[16 * i + 4 * g % 16 + byte][t]"),
         ("fp4_sums.cu", "0xFDFEFF00u", "0xFDFEFF01u"),  # minus zero
     ],

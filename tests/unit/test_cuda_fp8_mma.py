@@ -87,9 +87,9 @@ def test_strides_do_not_matter_and_no_accumulator_is_zero():
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("fp8_mma.cu", "g + 8 * (i % 2)) * QSIM_PITCH + k + t + 4 * (i / 2)",
-         "g + 8 * (i / 2)) * QSIM_PITCH + k + t + 4 * (i % 2)"),  # a[1] and a[2] swapped
-        ("fp8_mma.cu", "QSIM_PITCH + k + t + 4 * i]", "QSIM_PITCH + k + t + 4 * (1 - i)]"),  # b[0] and b[1]
+        ("tile.cuh", "at.g + 8 * (i % 2)) * QSIM_PITCH + k + at.t + 4 * (i / 2)",
+         "at.g + 8 * (i / 2)) * QSIM_PITCH + k + at.t + 4 * (i % 2)"),  # a[1] and a[2] swapped
+        ("tile.cuh", "QSIM_PITCH + k + at.t + 4 * i]", "QSIM_PITCH + k + at.t + 4 * (1 - i)]"),  # b[0] and b[1]
         ("mma_fp8.cuh", "left[g + 8 * (i % 2)][16 * (i / 2)", "left[g + 8 * (i / 2)][16 * (i % 2)"),
         ("mma_fp8.cuh", "right[g][16 * i + 4 * t + byte]", "right[g][16 * (1 - i) + 4 * t + byte]"),
         ("mma_fp8.cuh", "FRACTION = QSIM_LOWERED ? 25 : 13", "FRACTION = QSIM_LOWERED ? 25 : 14"),

@@ -42,7 +42,7 @@ def test_no_kernel_touches_what_is_not_its_own():
         ("swizzle.cu", "tiles[word] = value;", "tiles[word + 1] = value;", "WRITE of size 4"),
         ("fp4_sums.cu", "if (row >= rows) return;", "if (row > rows) return;", "READ of size"),
         ("fp8_mma.cu", "if (first + i < depth)", "if (first + i <= depth)", "READ of size 1"),
-        ("fp4_sums.cu", "row < rows && column < columns", "row < rows && column <= columns", "WRITE of size 4"),
+        ("tile.cuh", "row < rows && column < columns", "row < rows && column <= columns", "WRITE of size 4"),
     ],
 )  # fmt: skip
 def test_a_stray_access_ends_the_process(file, old, new, what):
