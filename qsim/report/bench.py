@@ -270,10 +270,12 @@ def _torchao_casts(matrix: F32) -> Iterator[tuple[str, Callable[[], object]]]:
     part, turns = torch.from_numpy(matrix[:rows]), matrix.shape[0] // rows
 
     def mx() -> None:
+        torch.set_num_threads(1)  # as its row says; the last cast may have left another number
         for _ in range(turns):
             to_mx(part, torch.float4_e2m1fn_x2, 32, ScaleCalculationMode.RCEIL)
 
     def nv() -> None:
+        torch.set_num_threads(1)  # as its row says; the last cast may have left another number
         for _ in range(turns):
             nvfp4_quantize(part, 16, per_tensor_amax_to_scale(part.abs().max()))
 

@@ -273,3 +273,28 @@ def test_an_array_of_the_formats_own_dtype_is_taken_by_its_bits():
     )
     with pytest.raises(FormatError):
         block_dot(x.view(np.int16), x.view(np.int16), fmt_a="float16", fmt_b="float16", model="ampere_hmma")
+
+
+PUBLISHED = {  # products, fraction, result, late: MMA-Sim (arXiv 2511.10909), MATLAB-tensor-core (arXiv 2512.07004)
+    "hopper_wgmma": (32, 13, 13, False),
+    "ada_mma_sync": (16, 13, 13, False),
+    "hopper_mma_sync": (16, 25, 23, True),
+    "blackwell_mma_sync": (16, 25, 23, True),
+    "blackwell_tcgen05": (32, 25, 23, False),
+    "blackwell_mxf8f6f4": (32, 25, 23, False),
+    "blackwell_mxf4": (64, 35, 23, False),
+    "blackwell_nvfp4": (64, 35, 23, False),
+    "volta_hmma": (4, 23, 23, False),
+    "ampere_hmma": (8, 24, 23, False),
+    "ampere_tf32": (4, 24, 23, False),
+    "ada_hmma": (8, 24, 23, False),
+    "ada_tf32": (4, 24, 23, False),
+    "hopper_hmma": (16, 25, 23, False),
+    "hopper_tf32": (8, 25, 23, False),
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_a_model_has_the_published_parameters(name, parameters):
+    model = MODELS[name]
+    assert parameters == (model.products, model.fraction, model.result, model.late)

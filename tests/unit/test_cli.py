@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qsim.codec.scaled.recipes import RECIPES
+from qsim.gemm import MODELS
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--set", "replicas.count=2", "--set", "schedule.steps=3", "--set", 'grid.formats=["e4m3"]',
          "--set", "workload.outputs=4"]  # fmt: skip
@@ -61,6 +64,8 @@ def test_demo_tells_three_rows_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_formats_and_defects_are_listed_as_json() -> None:
     formats = json.loads(qsim("formats", "--json").stdout)
+    assert [recipe.name for recipe in RECIPES] == [recipe["name"] for recipe in formats["scale_recipes"]]
+    assert list(MODELS) == [model["name"] for model in formats["tensor_core_models"]]
     maxima = {f["name"]: f["max"] for f in formats["formats"]}
     assert (448.0, 57344.0, 6.0) == tuple(maxima[n] for n in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"))
     scales, elements = (next(f for f in formats["formats"] if n in f["aliases"]) for n in ("e8m0", "e4m3"))

@@ -277,3 +277,9 @@ def test_wrong_dtypes_and_shapes_are_refused_with_the_value_and_the_place() -> N
         matmul(a, b[:3])
     with pytest.raises(UsageError, match="do not broadcast"):
         matmul(np.stack([a, a]), np.stack([b, b, b]))
+
+
+def test_a_sum_just_above_a_tie_is_rounded_once() -> None:
+    # 2^24 + 1 is a tie that goes down; 2^-40 more, lost where the sum is rounded before it is added, sends it up.
+    a = np.array([[2.0**24, 1.0, 0.0], [2.0**24, 1.0, 2.0**-40], [2.0**24, 1.0, -(2.0**-40)]], np.float32)
+    assert [16777216.0, 16777218.0, 16777216.0] == matmul(a, np.ones((3, 1), np.float32))[:, 0].tolist()
