@@ -17,6 +17,10 @@ class DeviceUnavailableError(RuntimeError):
     """CuPy or a CUDA device is missing, so a kernel cannot be launched."""
 
 
+class DeviceMemoryError(MemoryError):
+    """A device has no room for an array; the message says how much was asked for and what to do."""
+
+
 def source(name: str) -> str:
     """Text of a kernel or header of this package, ``"encode.cu"``."""
     return (resources.files(__name__) / name).read_text(encoding="utf-8")

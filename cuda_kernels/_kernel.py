@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +13,10 @@ from cuda_kernels.host import HostKernel, build
 
 ARCHES = ("sm_80", "sm_89", "sm_90a", "sm_100a")
 """Devices that kernels are compiled for."""
+LEAST_CAPABILITY = 80
+"""Ten times the least compute capability."""
+
+_ARCH = "QSIM_EMULATED_ARCH"  # a macro of the emulation: ten times the compute capability
 
 _cubins: Path | None = None
 
@@ -39,53 +41,46 @@ class Kernel:
         """What both compilers get: one string."""
         return "\n".join(source(name) for name in (*self.prelude, self.file))
 
-    def on_host(self) -> HostKernel:
-        """Built with g++, once a process."""
-        return _host_kernel(self)
+    def on_host(self, arch: str) -> HostKernel:
+        """Built with g++, once a process and, where the text asks for it, once an emulated architecture."""
+        number = _number(arch)
+        return _host_kernel(self, (f"-D{_ARCH}={number}",) if _ARCH in self.text else ())
 
     def on_device(self, cupy: Any) -> Any:
-        """Loaded on the CuPy device in force; a module belongs to one device."""
+        """Loaded on the CuPy device in force; a module belongs to one device.
+
+        DeviceUnavailableError where the device is none that the kernel is for.
+        """
         device = cupy.cuda.Device()
-        return _device_kernel(self, device.id, device.compute_capability)
+        arch = arch_of(device.compute_capability)
+        if not self.runs_on(arch):
+            raise DeviceUnavailableError(f"{self.entry} runs on {', '.join(self.arches)}; this device is {arch}")
+        return _device_kernel(self, device.id, arch)
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether a device of ``arch`` can run it: a target of one architecture alone ("a"), or a later device."""
+        plain = [_number(own) for own in self.arches if not own.endswith("a")]
+        return arch in self.arches or bool(plain and _number(arch) >= min(plain))
 
 
-def cupy_with_device() -> Any:
-    """CuPy, with a device behind it; DeviceUnavailableError that says what is missing."""
-    try:
-        import cupy
-    except ImportError as cause:
-        raise DeviceUnavailableError("CuPy is missing: install the extra cuda13 (or cuda12)") from cause
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as cause:
-        raise DeviceUnavailableError(f"no usable CUDA device: {cause}") from cause
-    if count == 0:
-        raise DeviceUnavailableError("no CUDA device on this machine")
-    return cupy
+def arch_of(capability: str) -> str:
+    """Target of a device of CuPy's compute capability, ``"90"``: with all that this architecture alone has."""
+    return f"sm_{capability}{'a' if int(capability) >= 90 else ''}"
 
 
-def host_pointers(arrays: Sequence[Any]) -> list[Any]:
-    """Addresses of numpy arrays, null for None, as the emulated kernel takes them."""
-    return [ctypes.c_void_p(None if a is None else a.ctypes.data) for a in arrays]
-
-
-def device_pointers(arrays: Sequence[Any]) -> list[Any]:
-    """CuPy arrays as they are, null for None."""
-    import numpy as np
-
-    return [np.uint64(0) if array is None else array for array in arrays]
+def _number(arch: str) -> int:
+    return int(arch.removeprefix("sm_").removesuffix("a"))
 
 
 @cache
-def _host_kernel(kernel: Kernel) -> HostKernel:
-    return build(kernel.text, kernel.entry)
+def _host_kernel(kernel: Kernel, options: tuple[str, ...]) -> HostKernel:
+    return build(kernel.text, kernel.entry, options=options)
 
 
 @cache
-def _device_kernel(kernel: Kernel, device: int, capability: str) -> Any:
+def _device_kernel(kernel: Kernel, device: int, arch: str) -> Any:
     import cupy
 
-    arch = f"sm_{capability}{'a' if int(capability) >= 90 else ''}"
     module = cupy.cuda.function.Module()
     module.load(cached_cubin(kernel.text, arch, name=kernel.file, folder=_cubins))
     return module.get_function(kernel.entry)

@@ -1,10 +1,13 @@
-"""How a centre lies beside x: a period and a stride. Knows no kernel."""
+"""How operands lie in memory: a centre beside x, codes at aligned addresses, tiles of outputs. Knows no kernel."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from typing import Any
+
+TILE = 64
+"""Outputs along a side of a tile of ``tile.cuh``."""
 
 
 def center_layout(xp: Any, shape: tuple[int, ...], center: Any, lead: int) -> tuple[Any, int, int]:
@@ -34,6 +37,11 @@ def _periodic(x: Sequence[int], center: Sequence[int], lead: int) -> tuple[int, 
         return None
     period = math.prod(rest[ones:])
     return period, period if math.prod(padded[:lead]) > 1 else 0
+
+
+def tile_count(rows: int, columns: int) -> int:
+    """Tiles of ``tile.cuh`` that cover an output."""
+    return -(-rows // TILE) * -(-columns // TILE)
 
 
 def aligned(xp: Any, array: Any) -> Any:

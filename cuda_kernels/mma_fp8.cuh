@@ -2,15 +2,13 @@
 //
 // On sm_89 the instruction is native and its bits are those of the model ada_mma_sync; on sm_90a and newer the compiler
 // lowers it to two float16 instructions and one addition, hopper_mma_sync. The emulation takes one of them by
-// QSIM_LOWERED (qsim/gemm/models.py and block_fma.py are the definition).
+// QSIM_EMULATED_ARCH (qsim/gemm/models.py and block_fma.py are the definition).
 #pragma once
 
 enum { QSIM_E4M3 = 0, QSIM_E5M2 = 1 };
 
 #if defined(QSIM_EMULATED)
-#if !defined(QSIM_LOWERED)
-#define QSIM_LOWERED 0
-#endif
+#define QSIM_LOWERED (QSIM_EMULATED_ARCH >= 90)
 
 namespace qsim_fp8 {
 

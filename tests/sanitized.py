@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 import cuda_kernels._kernel as kernels
-from cuda_kernels.cast import cast_on_host
-from cuda_kernels.decode import decode_on_host
-from cuda_kernels.encode import encode_on_host
+from cuda_kernels._place import HOST
+from cuda_kernels.cast import cast
+from cuda_kernels.decode import decode
+from cuda_kernels.encode import encode
 from cuda_kernels.footprint import KERNELS
-from cuda_kernels.fp4_sums import fp4_sums_on_host
-from cuda_kernels.fp8_mma import fp8_mma_on_host
-from cuda_kernels.reduce import observe_on_host, sums_on_host, totals_on_host
-from cuda_kernels.swizzle import swizzle_on_host, unswizzle_on_host
+from cuda_kernels.fp4_sums import fp4_sums
+from cuda_kernels.fp8_mma import fp8_mma
+from cuda_kernels.reduce import observe, sums, totals
+from cuda_kernels.swizzle import swizzle, unswizzle
 from qsim.codec.general_kernels import rules_of
 from qsim.formats import FORMATS, POLICIES
 from tests.unit.test_cuda_encode import params
@@ -50,38 +51,38 @@ class Inputs:
 
 def _encode(given: Inputs) -> None:
     for center in given.centres:
-        encode_on_host(given.x, params(FMT, POLICIES["ocp"]), scale=given.row, center=center)
+        encode(HOST, given.x, params(FMT, POLICIES["ocp"]), scale=given.row, center=center)
 
 
 def _cast(given: Inputs) -> None:
     policy = POLICIES["ocp"].with_choices(rounding="stochastic", random_bits=7)
     rules = own(np.array([int(v) for v in rules_of(FMT, policy, np.uint32)], np.uint32))
     for center in given.centres:
-        cast_on_host(given.x, rules, scale=given.row, center=center, streams=given.streams)
+        cast(HOST, given.x, rules, scale=given.row, center=center, streams=given.streams)
 
 
 def _decode(given: Inputs) -> None:
     for center in given.centres:
-        decode_on_host(given.codes, own(np.arange(256, dtype=np.float32)), descale=given.row, center=center)
+        decode(HOST, given.codes, own(np.arange(256, dtype=np.float32)), descale=given.row, center=center)
 
 
 def _reduce(given: Inputs) -> None:
     for center in given.centres:
-        observe_on_host(given.x, lead=1, center=center)
-    sums_on_host(given.x, given.slots, *given.shape)
-    totals_on_host(given.x, given.slots, own(np.ones(given.shape)))
+        observe(HOST, given.x, lead=1, center=center)
+    sums(HOST, given.x, given.slots, *given.shape)
+    totals(HOST, given.x, given.slots, own(np.ones(given.shape)))
 
 
 def _swizzle(given: Inputs) -> None:
-    unswizzle_on_host(own(swizzle_on_host(given.codes)), *given.shape)
+    unswizzle(HOST, own(swizzle(HOST, given.codes)), *given.shape)
 
 
 def _fp4_sums(given: Inputs) -> None:
-    fp4_sums_on_host(given.codes, given.codes[:1], 2 * given.shape[1] - given.shape[0] % 2)
+    fp4_sums(HOST, given.codes, given.codes[:1], 2 * given.shape[1] - given.shape[0] % 2)
 
 
 def _fp8_mma(given: Inputs) -> None:
-    fp8_mma_on_host(given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
+    fp8_mma(HOST, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
 
 
 RUNS = {

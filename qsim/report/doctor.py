@@ -148,7 +148,7 @@ def _nvrtc() -> Iterator[Finding]:
 
 def _device() -> Iterator[Finding]:
     from cuda_kernels import DeviceUnavailableError
-    from cuda_kernels._kernel import cupy_with_device
+    from cuda_kernels._place import cupy_with_device
 
     try:
         cupy = cupy_with_device()

@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cuda_kernels.encode import encode_on_host
+from cuda_kernels import encode as encoder
+from cuda_kernels._place import HOST
 from qsim.arrays import F32, U8
 from qsim.backends import BACKENDS, CastSpec, get_backend
 from qsim.codec import decode, encode
@@ -52,7 +53,7 @@ def test_every_backend_conforms(name: str, fmt: FloatFormat) -> None:
 @pytest.mark.parametrize("fmt", CENTRAL, ids=lambda f: f.name)
 def test_the_cuda_kernel_compiled_for_the_cpu_conforms(fmt: FloatFormat) -> None:
     for policy in POLICIES.values():
-        own = partial(encode_on_host, params=params(fmt, policy))
+        own = partial(encoder.encode, HOST, params=params(fmt, policy))
         subject = CodecSubject(name="qsim_encode on the host", fmt=fmt, policy=policy, encode=own)
         assert check_codec(subject) == critical_values(fmt).size
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from cuda_kernels.cast import CAST, RULES, cast_on_host
+from cuda_kernels._place import HOST
+from cuda_kernels.cast import CAST, RULES, cast
 from qsim.backends import CastSpec, get_backend
 from qsim.codec import encode
 from qsim.codec.general_kernels import Rules, rules_of
@@ -48,7 +49,7 @@ def test_emulated_codes_equal_the_codec_in_every_rounding(fmt, mode):
     for name in ("ocp", "ml_dtypes", "torch"):
         policy = POLICIES[name].with_choices(rounding=mode)
         expected = encode(x, fmt, policy=policy)
-        assert expected.tobytes() == cast_on_host(x, rules(fmt, policy)).codes.tobytes(), name
+        assert expected.tobytes() == cast(HOST, x, rules(fmt, policy)).codes.tobytes(), name
 
 
 @pytest.mark.usefixtures("gpp")
@@ -58,7 +59,7 @@ def test_emulated_stochastic_rounding_draws_the_same_words(name, bits):
     fmt, policy = FORMATS[name], POLICIES["ocp"].with_choices(rounding="stochastic", random_bits=bits)
     x, stream = probe(fmt, 2001), RandomStream(seed=2**40 + 7, step=3, layer=5, role=9)
     expected = encode(x, fmt, policy=policy, stream=stream)
-    assert expected.tobytes() == cast_on_host(x, rules(fmt, policy), streams=stream_words([stream])).codes.tobytes()
+    assert expected.tobytes() == cast(HOST, x, rules(fmt, policy), streams=stream_words([stream])).codes.tobytes()
 
 
 CASES = [((3, 5, 17), 1, None), ((3, 5, 17), 1, (1, 1, 17)), ((3, 5, 17), 1, (3, 1, 1)), ((3, 5, 17), 1, (3, 5, 1)),
@@ -82,7 +83,7 @@ def test_emulated_casts_amax_and_counts_equal_the_cpu_backend(shape, lead, own, 
         policy = POLICIES["cuda"].with_choices(rounding=mode)
         streams = tuple(RandomStream(seed=1, worker=r) for r in range(replicas)) if mode == "stochastic" else ()
         expected = NUMBA.quantize(x, scale, center, CastSpec(fmt=fmt, policy=policy, streams=streams))
-        got = cast_on_host(x, rules(fmt, policy), scale=scale, center=center,
+        got = cast(HOST, x, rules(fmt, policy), scale=scale, center=center,
                            streams=stream_words(streams) if streams else None)  # fmt: skip
         assert expected.codes.tobytes() == got.codes.tobytes()
         assert expected.amax.tobytes() == got.top.view(np.float32).tobytes()
@@ -95,23 +96,23 @@ def test_emulated_casts_amax_and_counts_equal_the_cpu_backend(shape, lead, own, 
 def test_what_a_policy_refuses_is_counted():
     policy = POLICIES["ocp"].with_choices(overflow="raise", nan="raise")
     x = np.float32([1, 1000, np.nan, np.inf, -1000])
-    assert 4 == cast_on_host(x, rules(FORMATS["float8_e4m3fn"], policy)).counts[4]
+    assert 4 == cast(HOST, x, rules(FORMATS["float8_e4m3fn"], policy)).counts[4]
 
 
 def test_wrong_arguments_are_named():
     x, own = np.zeros((2, 3), np.float32), rules(FORMATS["float8_e4m3fn"], POLICIES["ocp"])
     for call, message in (
-        (lambda: cast_on_host(x.astype(np.float64), own), "x is ndarray of float64"),
-        (lambda: cast_on_host(x, own.astype(np.int64)), "rules is ndarray of int64"),
-        (lambda: cast_on_host(x, None), "rules is NoneType"),
+        (lambda: cast(HOST, x.astype(np.float64), own), "x is numpy.ndarray of float64"),
+        (lambda: cast(HOST, x, own.astype(np.int64)), "rules is numpy.ndarray of int64"),
+        (lambda: cast(HOST, x, None), "rules is builtins.NoneType"),
     ):
         with pytest.raises(TypeError, match=message):
             call()
     for call, message in (
-        (lambda: cast_on_host(x, own[:5]), "21 numbers"),
-        (lambda: cast_on_host(x, own, scale=np.ones(3, np.float32)), "leading axis"),
-        (lambda: cast_on_host(x, own, streams=np.zeros((3, 5), np.uint32)), "streams 5 for each of 1"),
-        (lambda: cast_on_host(x, own, center=np.zeros(2, np.float32)), "does not broadcast"),
+        (lambda: cast(HOST, x, own[:5]), "21 numbers"),
+        (lambda: cast(HOST, x, own, scale=np.ones(3, np.float32)), "leading axis"),
+        (lambda: cast(HOST, x, own, streams=np.zeros((3, 5), np.uint32)), "streams 5 for each of 1"),
+        (lambda: cast(HOST, x, own, center=np.zeros(2, np.float32)), "does not broadcast"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

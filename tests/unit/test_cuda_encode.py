@@ -6,22 +6,21 @@ import ctypes
 import functools
 import re
 import sys
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-import cuda_kernels.encode as encode_module
-from cuda_kernels import DeviceUnavailableError, KernelBuildError, _kernel, host, source
+from cuda_kernels import DeviceUnavailableError, KernelBuildError, host, source
 from cuda_kernels._nvrtc import compile_cubin
-from cuda_kernels.encode import KERNEL, EncodeParams, _Layout, encode, encode_on_host
+from cuda_kernels._place import HOST, device
+from cuda_kernels.encode import KERNEL, EncodeParams, encode
 from qsim.arrays import F32, F64, FLT_MAX, U8
 from qsim.backends import CastSpec, get_backend
 from qsim.codec import decode as decode_codes
 from qsim.codec import encode as encode_codes
 from qsim.formats import FORMATS, POLICIES, CastPolicy, FloatFormat
+from tests.places import Given, played_device
 
 ELEMENT_FORMATS = tuple(fmt for fmt in FORMATS.values() if fmt.signed and fmt.has_zero and fmt.mantissa_bits)
 CENTRAL = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
@@ -123,14 +122,15 @@ def test_missing_tools_are_named_with_the_next_step(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cupy", None)
         with pytest.raises(DeviceUnavailableError, match="CuPy is missing: install the extra"):
-            encode(np.ones(3, np.float32), params(FORMATS["float8_e4m3fn"], POLICIES["ocp"]))
+            device()
 
 
 def test_the_launcher_passes_what_the_kernel_takes_in_its_order() -> None:
     signature = re.search(rf"{KERNEL}\(([^)]*)\)", source("encode.cu"))
     assert signature is not None
     names = [part.split()[-1].lstrip("*") for part in signature.group(1).split(",")]
-    assert ["x", "scale", "center", "codes", *_Layout._fields, *EncodeParams._fields] == names
+    sizes = ("replicas", "per_replica", "center_period", "center_stride")
+    assert ["x", "scale", "center", "codes", *sizes, *EncodeParams._fields] == names
 
 
 @pytest.mark.usefixtures("gpp")
@@ -138,27 +138,7 @@ def test_the_launcher_passes_what_the_kernel_takes_in_its_order() -> None:
 def test_the_device_launcher_covers_the_array_with_the_right_arguments(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # CuPy's part is played by numpy and the kernel's by its build for the CPU: what is tested is the launch.
-    as_c: dict[type, Callable[[Any], Any]] = {
-        np.ndarray: lambda array: ctypes.c_void_p(array.ctypes.data),
-        np.uint64: lambda address: ctypes.c_void_p(int(address)),
-        np.int64: ctypes.c_longlong,
-        np.int32: ctypes.c_int,
-    }
-
-    def launch(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
-        built()(grid, block, [as_c[type(arg)](arg) for arg in args])
-
-    device = SimpleNamespace(id=0, compute_capability="90")
-    names = ("ndarray", "float32", "uint8", "empty", "broadcast_to", "ascontiguousarray")
-    fake = SimpleNamespace(
-        __name__="cupy",
-        cuda=SimpleNamespace(Device=lambda: device),
-        **{name: getattr(np, name) for name in names},
-    )
-    monkeypatch.setattr(encode_module, "cupy_with_device", lambda: fake)
-    monkeypatch.setattr(_kernel, "_device_kernel", lambda *_: launch)
-    monkeypatch.setattr(encode_module, "MAX_GRID_X", 2)  # so that the larger array needs the stride
+    place = played_device(monkeypatch)
     fmt, policy = FORMATS["float8_e5m2"], POLICIES["torch"]
     x = random_patterns()[: shape[0] * shape[1]].reshape(shape)
     scale, center = np.full(shape[0], 0.75, np.float32), x[:1, ::-1] if shape[0] else None
@@ -166,7 +146,7 @@ def test_the_device_launcher_covers_the_array_with_the_right_arguments(
         ones = np.ones(shape[0], np.float32) if s is None else s
         expected = get_backend("numba").quantize(x, ones, c, CastSpec(fmt=fmt, policy=policy)).codes
         out = np.full(shape, 0x55, np.uint8)
-        assert encode(x, params(fmt, policy), scale=s, center=c, out=out) is out
+        assert encode(place, x, params(fmt, policy), scale=s, center=c, out=out) is out
         assert_codes_equal(expected, out, x)
 
 
@@ -182,7 +162,7 @@ def test_a_text_that_g_plus_plus_refuses_is_reported() -> None:
 def test_on_the_cpu_the_text_equals_the_codec_at_every_edge(fmt: FloatFormat, policy: CastPolicy) -> None:
     x = probes(fmt.name)
     expected = encode_codes(x, fmt, policy=policy)
-    assert_codes_equal(expected, encode_on_host(x, params(fmt, policy), kernel=built()), x)
+    assert_codes_equal(expected, encode(HOST, x, params(fmt, policy)), x)
 
 
 @pytest.mark.usefixtures("gpp")
@@ -191,7 +171,7 @@ def test_on_the_cpu_the_text_equals_the_codec_at_every_edge(fmt: FloatFormat, po
 def test_on_the_cpu_the_text_equals_the_codec_on_a_million_patterns(name: str, policy: str) -> None:
     x, fmt = random_patterns(), FORMATS[name]
     expected = encode_codes(x, fmt, policy=policy)
-    assert_codes_equal(expected, encode_on_host(x, params(fmt, POLICIES[policy]), kernel=built()), x)
+    assert_codes_equal(expected, encode(HOST, x, params(fmt, POLICIES[policy])), x)
     assert len(np.unique(expected)) >= fmt.max_code  # the patterns reach the format's codes
 
 
@@ -202,22 +182,22 @@ def test_on_the_cpu_the_text_equals_ml_dtypes(name: str) -> None:
     x = np.concatenate([probes(name), random_patterns(100_001)])
     with np.errstate(all="ignore"):
         expected = x.astype(getattr(ml_dtypes, name)).view(np.uint8)
-    assert_codes_equal(expected, encode_on_host(x, params(FORMATS[name], POLICIES["ml_dtypes"]), kernel=built()), x)
+    assert_codes_equal(expected, encode(HOST, x, params(FORMATS[name], POLICIES["ml_dtypes"])), x)
 
 
 @pytest.mark.usefixtures("gpp")
 def test_known_codes_of_public_mistakes() -> None:
     saturating = params(FORMATS["float8_e4m3fn"], POLICIES["cuda"])
     x = np.array([1000, 448, 464, 465, -1000, 4.25, 1.0625001, 400.1, 0.00097656244, -1e-45], np.float32)
-    assert encode_on_host(x, saturating, kernel=built()).tobytes() == bytes.fromhex("7e7e7e7efe48397d0080")
+    assert encode(HOST, x, saturating).tobytes() == bytes.fromhex("7e7e7e7efe48397d0080")
     rest = params(FORMATS["float8_e4m3fn"], POLICIES["cuda_nosat"])
-    assert encode_on_host(x[:5], rest, kernel=built()).tobytes() == bytes.fromhex("7f7e7e7fff")
+    assert encode(HOST, x[:5], rest).tobytes() == bytes.fromhex("7f7e7e7fff")
     e5m2 = params(FORMATS["float8_e5m2"], POLICIES["cuda_nosat"])
     x = np.array([1.125, 1.625, 2.0**-16, 1e-5, -0.0, 58000, 61440, 61439.99, 7.629394e-06], np.float32)
-    assert encode_on_host(x, e5m2, kernel=built()).tobytes() == bytes.fromhex("3c3e0101807b7c7b00")
+    assert encode(HOST, x, e5m2).tobytes() == bytes.fromhex("3c3e0101807b7c7b00")
     e2m1 = params(FORMATS["float4_e2m1fn"], POLICIES["cuda"])
     x = np.array([-1.25, 0.25, 0.25000006, 0.75, 1.75, 3.5, 5.0, 5.0000005, 1e30, -1e30], np.float32)
-    assert encode_on_host(x, e2m1, kernel=built()).tobytes() == bytes.fromhex("0a00010204060607070f")
+    assert encode(HOST, x, e2m1).tobytes() == bytes.fromhex("0a00010204060607070f")
 
 
 @pytest.mark.usefixtures("gpp")
@@ -225,7 +205,7 @@ def test_known_codes_of_public_mistakes() -> None:
 def test_every_tail_is_encoded_and_nothing_beyond_it(size: int) -> None:
     fmt, policy = FORMATS["float8_e4m3fn"], POLICIES["ocp"]
     x = random_patterns()[:size]
-    assert_codes_equal(encode_codes(x, fmt), encode_on_host(x, params(fmt, policy), kernel=built()), x)
+    assert_codes_equal(encode_codes(x, fmt), encode(HOST, x, params(fmt, policy)), x)
     guarded = np.full(size + 8, 0x55, np.uint8)
     pointers = [ctypes.c_void_p(at) for at in (x.ctypes.data, None, None, guarded.ctypes.data)]
     sizes = [ctypes.c_longlong(n) for n in (1, size, 1, 0)]
@@ -253,7 +233,7 @@ def test_scale_and_centre_equal_the_numba_backend(name: str, center_shape: tuple
         center.reshape(-1)[:2] = np.inf, -np.nan
     spec = CastSpec(fmt=fmt, policy=policy)
     expected = get_backend("numba").quantize(x, scale, center, spec).codes
-    actual = encode_on_host(x, params(fmt, policy), scale=scale, center=center, kernel=built())
+    actual = encode(HOST, x, params(fmt, policy), scale=scale, center=center)
     assert_codes_equal(expected, actual, x)
 
 
@@ -265,7 +245,7 @@ def test_many_replicas_and_strides_equal_the_numba_backend() -> None:
     spec = CastSpec(fmt=fmt, policy=policy)
     for view, scales in ((x[::-1, ::3], scale[::-1]), (np.asfortranarray(x), scale), (x[::2], scale[::2])):
         expected = get_backend("numba").quantize(view, scales, None, spec).codes
-        assert_codes_equal(expected, encode_on_host(view, params(fmt, policy), scale=scales, kernel=built()), view)
+        assert_codes_equal(expected, encode(HOST, view, params(fmt, policy), scale=scales), view)
 
 
 @pytest.mark.usefixtures("gpp")
@@ -274,7 +254,7 @@ def test_subnormal_operands_residuals_and_products_are_kept() -> None:
         e4m3_moved = EncodeParams(3, bias, 126, 128, 1, 126, 127, 255)  # its unit is 2^(1 - bias - 3)
         row = x.astype(np.float32).reshape(1, -1)
         c = None if center is None else np.array([center], np.float32)
-        out: U8 = encode_on_host(row, e4m3_moved, scale=np.array([scale], np.float32), center=c, kernel=built())
+        out: U8 = encode(HOST, row, e4m3_moved, scale=np.array([scale], np.float32), center=c)
         return [int(code) for code in out[0]]
 
     k = np.arange(1.0, 8.0)
@@ -306,7 +286,7 @@ def test_a_wrong_text_is_caught_by_the_same_comparison(old: str, new: str) -> No
     for name in CENTRAL:
         for policy in (POLICIES["ocp"], POLICIES["cuda_nosat"]):
             x, fmt = probes(name), FORMATS[name]
-            actual = encode_on_host(x, params(fmt, policy), kernel=wrong)
+            actual = encode(Given(made=wrong), x, params(fmt, policy))
             try:
                 assert_codes_equal(encode_codes(x, fmt, policy=policy), actual, x)
             except AssertionError:
@@ -319,7 +299,7 @@ def test_ties_away_differs_at_ties_and_nowhere_else() -> None:
     fmt, policy = FORMATS["float8_e4m3fn"], POLICIES["cuda_nosat"]
     x = np.concatenate([probes(fmt.name), random_patterns(100_001)])
     x = x[np.isfinite(x)]
-    wrong = encode_on_host(x, params(fmt, policy), kernel=built("+ odd) >> drop", "+ 1u) >> drop"))
+    wrong = encode(Given(made=built("+ odd) >> drop", "+ 1u) >> drop")), x, params(fmt, policy))
     differ = wrong != encode_codes(x, fmt, policy=policy)
     values = np.array([fmt.magnitude(code) for code in range(fmt.max_code + 1)] + [480.0])
     ties = np.isin(np.abs(x), (values[1:] + values[:-1]) / 2)
@@ -333,7 +313,7 @@ def test_every_finite_code_encodes_to_itself() -> None:
     for fmt in ELEMENT_FORMATS:
         codes = np.array([c for c in range(fmt.code_count) if c not in (*fmt.nan_codes, *fmt.inf_codes)], np.uint8)
         x = decode_codes(codes, fmt)
-        assert_codes_equal(codes, encode_on_host(x, params(fmt, POLICIES["ocp"]), kernel=built()), x)
+        assert_codes_equal(codes, encode(HOST, x, params(fmt, POLICIES["ocp"])), x)
 
 
 @pytest.mark.parametrize(
@@ -350,6 +330,6 @@ def test_every_finite_code_encodes_to_itself() -> None:
 def test_wrong_operands_are_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
     x = np.ones((3, 4), np.float32)
     with pytest.raises(error, match=message):
-        encode_on_host(x, params(FORMATS["float8_e4m3fn"], POLICIES["ocp"]), **change)
+        encode(HOST, x, params(FORMATS["float8_e4m3fn"], POLICIES["ocp"]), **change)
     with pytest.raises(ValueError, match=r"nan_code 300 is outside 0\.\.255"):
-        encode_on_host(x, EncodeParams(3, 7, 126, 128, 1, 126, 300, 255))
+        encode(HOST, x, EncodeParams(3, 7, 126, 128, 1, 126, 300, 255))

@@ -1,16 +1,15 @@
 """Exact sums of packed FP4 through INT8 matrix instructions: emulated by fragments, equal to integers."""
 
-import ctypes
-
 import numpy as np
 import pytest
 
 import cuda_kernels._kernel as kernels
-from cuda_kernels import fp4_sums as launcher
 from cuda_kernels import host, source
-from cuda_kernels.fp4_sums import FP4_SUMS, MAX_DEPTH, fp4_sums_on_host
+from cuda_kernels._place import HOST, Host
+from cuda_kernels.fp4_sums import FP4_SUMS, MAX_DEPTH, fp4_sums
 from qsim.codec import decode, pack
 from qsim.formats import FORMATS
+from tests.places import Given
 
 E2M1 = FORMATS["float4_e2m1fn"]
 SHAPES = [(1, 1, 1), (1, 1, 2), (3, 5, 7), (16, 8, 32), (64, 64, 64), (65, 70, 129), (130, 20, 96), (2, 200, 31),
@@ -32,7 +31,7 @@ def integers(a, b):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emulated_sums_are_the_integers(shape):
     a, b = drawn(*shape)
-    got = fp4_sums_on_host(pack(a), pack(b), shape[2])
+    got = fp4_sums(HOST, pack(a), pack(b), shape[2])
     assert got.dtype == np.int32
     assert np.array_equal(integers(a, b), got)
 
@@ -40,7 +39,7 @@ def test_emulated_sums_are_the_integers(shape):
 @pytest.mark.usefixtures("gpp")
 def test_every_pair_of_codes_has_its_product():
     a, b = np.arange(16, dtype=np.uint8)[:, None], np.arange(16, dtype=np.uint8)[:, None]
-    assert np.array_equal(integers(a, b), fp4_sums_on_host(pack(a), pack(b), 1))
+    assert np.array_equal(integers(a, b), fp4_sums(HOST, pack(a), pack(b), 1))
 
 
 @pytest.mark.usefixtures("gpp")
@@ -50,7 +49,7 @@ def test_the_nibble_behind_an_odd_depth_does_not_count(depth):
     packed = [pack(a), pack(b)]
     for each in packed:
         each[:, -1] |= 0x70
-    assert np.array_equal(integers(a, b), fp4_sums_on_host(*packed, depth))
+    assert np.array_equal(integers(a, b), fp4_sums(HOST, *packed, depth))
 
 
 @pytest.mark.usefixtures("gpp")
@@ -62,22 +61,15 @@ def test_strides_and_addresses_do_not_matter():
     shifted[...] = packed[0]
     expected = integers(a, b)
     for left in (shifted, np.asfortranarray(packed[0]), packed[0][::-1][::-1]):
-        assert np.array_equal(expected, fp4_sums_on_host(left, packed[1], 64))
-    assert np.array_equal(expected[::-2], fp4_sums_on_host(packed[0][::-2], packed[1], 64))
+        assert np.array_equal(expected, fp4_sums(HOST, left, packed[1], 64))
+    assert np.array_equal(expected[::-2], fp4_sums(HOST, packed[0][::-2], packed[1], 64))
 
 
 @pytest.mark.usefixtures("gpp")
-def test_the_grid_never_changes_a_sum(monkeypatch):
+def test_the_grid_never_changes_a_sum():
     a, b = drawn(130, 140, 40)
-    built = FP4_SUMS.on_host()
     for grid in (1, 3, 9, 20):
-
-        def launch(arrays, sizes, *, on_host, grid=grid):
-            values = [ctypes.c_void_p(x.ctypes.data) for x in arrays] + [ctypes.c_longlong(n) for n in sizes]
-            built((grid,), (launcher.THREADS,), values)
-
-        monkeypatch.setattr(launcher, "_launch", launch)
-        assert np.array_equal(integers(a, b), fp4_sums_on_host(pack(a), pack(b), 40))
+        assert np.array_equal(integers(a, b), fp4_sums(Host(blocks=(grid, 1)), pack(a), pack(b), 40))
 
 
 @pytest.mark.usefixtures("gpp")
@@ -97,31 +89,28 @@ def test_a_wrong_fragment_index_is_seen(monkeypatch, file, old, new):
     plain = source(file)
     assert plain.count(old) == 1
     monkeypatch.setattr(kernels, "source", lambda name: plain.replace(old, new) if name == file else source(name))
-    changed = host.build(FP4_SUMS.text, FP4_SUMS.entry)
+    changed = Given(made=host.build(FP4_SUMS.text, FP4_SUMS.entry))
     a, b = drawn(16, 16, 64)
-    left, right, out = pack(a), pack(b), np.zeros((16, 16), np.int32)
-    arguments = [*kernels.host_pointers((left, right, out)), *(ctypes.c_longlong(n) for n in (16, 16, 64))]
-    changed((1,), (launcher.THREADS,), arguments)
-    assert not np.array_equal(integers(a, b), out)
+    assert not np.array_equal(integers(a, b), fp4_sums(changed, pack(a), pack(b), 64))
 
 
 @pytest.mark.usefixtures("gpp")
 def test_an_int32_holds_the_deepest_sum():
     assert MAX_DEPTH * 144 <= 2**31 - 1 < (MAX_DEPTH + 1) * 144
     six = np.full((1, 100_000), 0x77, np.uint8)
-    assert fp4_sums_on_host(six, six, 200_000)[0, 0] == 200_000 * 144
+    assert fp4_sums(HOST, six, six, 200_000)[0, 0] == 200_000 * 144
 
 
 def test_nothing_to_add_is_zero():
-    assert not fp4_sums_on_host(np.zeros((2, 0), np.uint8), np.zeros((3, 0), np.uint8), 0).any()
-    assert fp4_sums_on_host(np.zeros((0, 4), np.uint8), np.zeros((3, 4), np.uint8), 8).shape == (0, 3)
+    assert not fp4_sums(HOST, np.zeros((2, 0), np.uint8), np.zeros((3, 0), np.uint8), 0).any()
+    assert fp4_sums(HOST, np.zeros((0, 4), np.uint8), np.zeros((3, 4), np.uint8), 8).shape == (0, 3)
 
 
 def test_wrong_arguments_are_named():
     a = np.zeros((2, 3), np.uint8)
-    with pytest.raises(TypeError, match="b is ndarray of int8"):
-        fp4_sums_on_host(a, a.astype(np.int8), 6)
+    with pytest.raises(TypeError, match=r"b is numpy\.ndarray of int8"):
+        fp4_sums(HOST, a, a.astype(np.int8), 6)
     with pytest.raises(ValueError, match=r"a of shape \(2, 3\); depth 8 is \[rows, 4\] bytes"):
-        fp4_sums_on_host(a, a, 8)
+        fp4_sums(HOST, a, a, 8)
     with pytest.raises(ValueError, match="an int32 holds"):
-        fp4_sums_on_host(a, a, MAX_DEPTH + 1)
+        fp4_sums(HOST, a, a, MAX_DEPTH + 1)

@@ -1,6 +1,5 @@
 """FP8 sums by mma.sync, emulated by fragments: the bits of the models and of recorded hardware rows."""
 
-import ctypes
 import sys
 import types
 
@@ -9,11 +8,12 @@ import pytest
 
 import cuda_kernels._kernel as kernels
 from cuda_kernels import DeviceUnavailableError, host, source
-from cuda_kernels import fp8_mma as launcher
-from cuda_kernels.fp8_mma import FP8_MMA, MODELS, fp8_mma_on_host
+from cuda_kernels._place import HOST, Host, device
+from cuda_kernels.fp8_mma import FP8_MMA, MODELS, fp8_mma
 from qsim.gemm import MODELS as KNOWN
 from qsim.gemm import block_dot
 from tests.golden_rows import need_rows
+from tests.places import Given
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (20, 70, 96), (65, 9, 33), (2, 2, 32), (1, 3, 200), (5, 4, 64)]
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -41,14 +41,14 @@ def expected(a, b, c, formats, model):
 
 @pytest.mark.usefixtures("gpp")
 @pytest.mark.parametrize("hostile", [False, True])
-@pytest.mark.parametrize("lowered", [False, True])
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
 @pytest.mark.parametrize("formats", FP8_MMA)
-def test_emulated_bits_are_those_of_the_model(formats, lowered, hostile):
-    model = MODELS["sm_90a" if lowered else "sm_89"]
+def test_emulated_bits_are_those_of_the_model(formats, arch, hostile):
+    model = MODELS[arch]
     for shape in SHAPES:
         a, b, c = drawn(shape, hostile=hostile)
         before = c.copy()
-        got = fp8_mma_on_host(a, b, formats=formats, c=c, lowered=lowered)
+        got = fp8_mma(Host(arch), a, b, formats=formats, c=c)
         assert expected(a, b, c, formats, model).tobytes() == got.tobytes(), shape
         assert before.tobytes() == c.tobytes()
 
@@ -58,7 +58,7 @@ def test_cancelling_sums_tell_the_models_apart():
     # 448 * 448 swallows 2^-9 * 1 in ada's 13 bits and in 25; 240 * 1 + 2^-9 tells them apart.
     a, b = np.zeros((1, 32), np.uint8), np.full((1, 32), 0x38, np.uint8)  # 0x38 = 1.0
     a[0, :2] = 0x77, 0x01  # 240, 2^-9
-    own = [fp8_mma_on_host(a, b, formats=(E4M3, E4M3), lowered=lowered)[0, 0] for lowered in (False, True)]
+    own = [fp8_mma(Host(arch), a, b, formats=(E4M3, E4M3))[0, 0] for arch in ("sm_89", "sm_90a")]
     assert own == [np.float32(240), np.float32(240 + 2**-9)]
 
 
@@ -69,7 +69,7 @@ def test_every_hardware_row_of_ada():
     for start in range(0, 5000, 50):
         here = slice(start, start + 50)
         wide = np.broadcast_to(c[here], (50, 50))
-        sums = fp8_mma_on_host(rows["a_codes"][here], rows["b_codes"][here], formats=(E5M2, E5M2), c=np.array(wide))
+        sums = fp8_mma(HOST, rows["a_codes"][here], rows["b_codes"][here], formats=(E5M2, E5M2), c=np.array(wide))
         out[here] = np.diagonal(sums)
     assert 5000 == np.count_nonzero(out.view(np.uint32) == rows["d_f32_bits"])
 
@@ -77,10 +77,10 @@ def test_every_hardware_row_of_ada():
 @pytest.mark.usefixtures("gpp")
 def test_strides_do_not_matter_and_no_accumulator_is_zero():
     a, b, c = drawn((9, 6, 64), hostile=False)
-    plain = fp8_mma_on_host(a, b, formats=(E4M3, E5M2), c=0 * c)
+    plain = fp8_mma(HOST, a, b, formats=(E4M3, E5M2), c=0 * c)
     wide = np.zeros((9, 128), np.uint8)
     wide[:, ::2] = a
-    assert plain.tobytes() == fp8_mma_on_host(wide[:, ::2], np.asfortranarray(b), formats=(E4M3, E5M2)).tobytes()
+    assert plain.tobytes() == fp8_mma(HOST, wide[:, ::2], np.asfortranarray(b), formats=(E4M3, E5M2)).tobytes()
 
 
 @pytest.mark.usefixtures("gpp")
@@ -101,11 +101,9 @@ def test_a_wrong_index_or_width_is_seen(monkeypatch, file, old, new):
     assert plain.count(old) == 1
     monkeypatch.setattr(kernels, "source", lambda name: plain.replace(old, new) if name == file else source(name))
     kernel = FP8_MMA[E4M3, E4M3]
-    changed = host.build(kernel.text, kernel.entry)
+    changed = Given(made=host.build(kernel.text, kernel.entry, options=("-DQSIM_EMULATED_ARCH=89",)))
     a, b, c = drawn((16, 16, 64), hostile=False)
-    out = c.copy()
-    arguments = [*kernels.host_pointers((a, b, out)), *(ctypes.c_longlong(n) for n in (16, 16, 64))]
-    changed((1,), (launcher.THREADS,), arguments)
+    out = fp8_mma(changed, a, b, formats=(E4M3, E4M3), c=c)
     assert expected(a, b, c, (E4M3, E4M3), "ada_mma_sync").tobytes() != out.tobytes()
 
 
@@ -117,27 +115,30 @@ def test_the_targets_name_models_that_exist():
 def test_nothing_to_add_is_the_accumulator():
     c = np.array([[1.5, -0.0]], np.float32)
     empty = np.zeros((1, 0), np.uint8), np.zeros((2, 0), np.uint8)
-    assert c.tobytes() == fp8_mma_on_host(*empty, formats=(E4M3, E4M3), c=c).tobytes()
-    assert fp8_mma_on_host(empty[0][:0], empty[1], formats=(E4M3, E4M3)).shape == (0, 2)
+    assert c.tobytes() == fp8_mma(HOST, *empty, formats=(E4M3, E4M3), c=c).tobytes()
+    assert fp8_mma(HOST, empty[0][:0], empty[1], formats=(E4M3, E4M3)).shape == (0, 2)
 
 
 def test_too_old_a_device_is_named(monkeypatch):
-    device = types.SimpleNamespace(id=0, compute_capability="80")
     runtime = types.SimpleNamespace(getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError)
     fake = types.ModuleType("cupy")
-    fake.cuda = types.SimpleNamespace(Device=lambda: device, runtime=runtime)
+    fake.cuda = types.SimpleNamespace(Device=lambda: device_of, runtime=runtime)
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    with pytest.raises(DeviceUnavailableError, match=r"8\.9; this device has 80"):
-        launcher._launch([], (1, 1, 32), (E4M3, E4M3), lowered=None)
+    device_of = types.SimpleNamespace(id=0, compute_capability="80")
+    with pytest.raises(DeviceUnavailableError, match="runs on sm_89, sm_90a, sm_100a; this device is sm_80"):
+        FP8_MMA[E4M3, E4M3].on_device(device().cupy)
+    device_of = types.SimpleNamespace(id=0, compute_capability="75")
+    with pytest.raises(DeviceUnavailableError, match=r"capability 7\.5; the kernels need 8\.0 or newer"):
+        device()
 
 
 def test_wrong_arguments_are_named():
     a = np.zeros((2, 3), np.uint8)
     for call, error, message in (
-        (lambda: fp8_mma_on_host(a, a, formats=("float4_e2m1fn", E4M3)), ValueError, "takes pairs of float8_e4m3fn"),
-        (lambda: fp8_mma_on_host(a, a.astype(np.int8), formats=(E4M3, E4M3)), TypeError, "b is ndarray of int8"),
-        (lambda: fp8_mma_on_host(a, a[:, :2], formats=(E4M3, E4M3)), ValueError, r"not \[M, K\] and \[N, K\]"),
-        (lambda: fp8_mma_on_host(a, a, formats=(E4M3, E4M3), c=np.zeros(2, np.float32)), ValueError, r"\[M, N\]"),
+        (lambda: fp8_mma(HOST, a, a, formats=("float4_e2m1fn", E4M3)), ValueError, "takes pairs of float8_e4m3fn"),
+        (lambda: fp8_mma(HOST, a, a.astype(np.int8), formats=(E4M3, E4M3)), TypeError, r"b is numpy\.ndarray of int8"),
+        (lambda: fp8_mma(HOST, a, a[:, :2], formats=(E4M3, E4M3)), ValueError, r"not \[M, K\] and \[N, K\]"),
+        (lambda: fp8_mma(HOST, a, a, formats=(E4M3, E4M3), c=np.zeros(2, np.float32)), ValueError, r"\[M, N\]"),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cuda_kernels import reduce
-from cuda_kernels.reduce import OBSERVE, observe_on_host, sums_on_host, totals_on_host
+from cuda_kernels._place import HOST, Host
+from cuda_kernels.reduce import observe, sums, totals
 from qsim.backends import get_backend
 from qsim.backends.checks import mean_shape, rows_of
 from qsim.codec import sums_kernels
@@ -33,7 +33,7 @@ CASES = [
 def test_emulated_observe_equals_the_cpu_backend(shape, lead, own):
     x = hostile(shape)
     center = None if own is None else np.random.default_rng(1).standard_normal(own).astype(np.float32)
-    seen = observe_on_host(x, lead=lead, center=center)
+    seen = observe(HOST, x, lead=lead, center=center)
     expected = NUMBA.observe(x, center, lead=lead, mean_axes=None)
     assert expected.amax.tobytes() == seen.top.view(np.float32).tobytes()
     assert (expected.nan_count == seen.nan_count.astype(np.int64)).all()
@@ -48,27 +48,21 @@ def test_emulated_sums_equal_the_cpu_backend(axes):
     rows = rows_of(x.shape, 1, mean_shape(x.shape, 1, axes))
     flat = x.reshape(-1, rows.shape[2])
     slots, width = rows.partner
-    top, count = sums_on_host(flat, np.ascontiguousarray(rows.row_of), slots, width)
+    top, count = sums(HOST, flat, np.ascontiguousarray(rows.row_of), slots, width)
     exponent, unit = np.empty((slots, width), np.int32), np.empty((slots, width))
     sums_kernels.sums_scale(top, exponent, unit)
-    total = totals_on_host(flat, np.ascontiguousarray(rows.row_of), unit)
+    total = totals(HOST, flat, np.ascontiguousarray(rows.row_of), unit)
     assert expected.total.reshape(-1).tolist() == total.reshape(-1).tolist()
     assert expected.exponent.reshape(-1).tolist() == exponent.reshape(-1).tolist()
     assert expected.count.reshape(-1).tolist() == count.astype(np.int64).reshape(-1).tolist()
 
 
 @pytest.mark.usefixtures("gpp")
-def test_the_grid_never_changes_a_bit(monkeypatch):
-    x, built = hostile((4, 5000), 3), OBSERVE.on_host()
-    expected = observe_on_host(x, lead=1)
-    for grid, block in (((1, 1), (32,)), ((7, 2), (128,)), ((3, 4), (1024,))):
-
-        class Other:
-            def on_host(self, grid=grid, block=block):
-                return lambda _grid, _block, arguments: built(grid, block, arguments)
-
-        monkeypatch.setattr(reduce, "OBSERVE", Other())
-        seen = observe_on_host(x, lead=1)
+def test_the_grid_never_changes_a_bit():
+    x = hostile((4, 5000), 3)
+    expected = observe(HOST, x, lead=1)
+    for blocks, threads in (((1, 1), 32), ((7, 2), 128), ((3, 4), 1024)):
+        seen = observe(Host(blocks=blocks, threads=threads), x, lead=1)
         for a, b in zip(expected, seen, strict=True):
             assert a.tobytes() == b.tobytes()
 
@@ -76,12 +70,10 @@ def test_the_grid_never_changes_a_bit(monkeypatch):
 def test_wrong_arguments_are_named():
     x = np.zeros((2, 3), np.float32)
     with pytest.raises(TypeError, match="float64"):
-        observe_on_host(x.astype(np.float64), lead=0)
+        observe(HOST, x.astype(np.float64), lead=0)
     with pytest.raises(ValueError, match="lead 2"):
-        observe_on_host(x, lead=2)
+        observe(HOST, x, lead=2)
     with pytest.raises(ValueError, match="does not broadcast"):
-        observe_on_host(x, lead=0, center=np.zeros(2, np.float32))
+        observe(HOST, x, lead=0, center=np.zeros(2, np.float32))
     with pytest.raises(ValueError, match="do not fit"):
-        sums_on_host(x, np.zeros(3, np.int64), 1, 3)
-    with pytest.raises(ValueError, match="slots outside"):
-        sums_on_host(x, np.array([0, 5]), 1, 3)
+        sums(HOST, x, np.zeros(3, np.int64), 1, 3)

@@ -5,7 +5,8 @@ import pytest
 
 from cuda_kernels import DeviceUnavailableError
 from cuda_kernels._nvrtc import cached_cubin
-from cuda_kernels.swizzle import SWIZZLE, swizzle, swizzle_on_host, swizzled_size, unswizzle_on_host
+from cuda_kernels._place import HOST, device
+from cuda_kernels.swizzle import SWIZZLE, swizzle, swizzled_size, unswizzle
 from qsim.codec.swizzle import swizzle_scales, unswizzle_scales
 
 SHAPES = [(1, 1), (128, 4), (129, 5), (3, 70), (300, 17), (0, 4), (5, 0), (256, 8)]
@@ -15,21 +16,21 @@ SHAPES = [(1, 1), (128, 4), (129, 5), (3, 70), (300, 17), (0, 4), (5, 0), (256, 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emulated_it_equals_the_codec_both_ways(shape):
     scales = np.random.default_rng(sum(shape)).integers(0, 256, shape).astype(np.uint8)
-    tiles = swizzle_on_host(scales)
+    tiles = swizzle(HOST, scales)
     assert swizzle_scales(scales).tobytes() == tiles.tobytes()
-    assert scales.tobytes() == unswizzle_on_host(tiles, *shape).tobytes()
+    assert scales.tobytes() == unswizzle(HOST, tiles, *shape).tobytes()
     for view in (scales[::-1, ::2], np.asfortranarray(scales)):
-        assert swizzle_scales(view).tobytes() == swizzle_on_host(view).tobytes()
+        assert swizzle_scales(view).tobytes() == swizzle(HOST, view).tobytes()
 
 
 @pytest.mark.usefixtures("gpp")
 def test_padding_is_written_neutral_and_never_read():
     scales = np.full((130, 5), 0x7F, np.uint8)
-    tiles = swizzle_on_host(scales)
+    tiles = swizzle(HOST, scales)
     assert 130 * 5 == np.count_nonzero(tiles)
     own = swizzle_scales(np.ones((130, 5), np.uint8)) == 1
     noise = np.where(own, tiles, np.uint8(0xFF))
-    assert scales.tobytes() == unswizzle_on_host(noise, 130, 5).tobytes() == unswizzle_scales(noise, 130, 5).tobytes()
+    assert scales.tobytes() == unswizzle(HOST, noise, 130, 5).tobytes() == unswizzle_scales(noise, 130, 5).tobytes()
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -51,11 +52,11 @@ def test_a_cubin_is_kept_by_content_and_a_torn_one_is_compiled_anew(tmp_path):
 
 def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match="uint8"):
-        swizzle_on_host(np.zeros((2, 2), np.int8))
+        swizzle(HOST, np.zeros((2, 2), np.int8))
     with pytest.raises(ValueError, match="2 axes"):
-        swizzle_on_host(np.zeros(4, np.uint8))
+        swizzle(HOST, np.zeros(4, np.uint8))
     with pytest.raises(ValueError, match="take 512"):
-        unswizzle_on_host(np.zeros(100, np.uint8), 2, 2)
+        unswizzle(HOST, np.zeros(100, np.uint8), 2, 2)
     assert 512 == swizzled_size(1, 1)
 
 
@@ -66,6 +67,6 @@ def test_without_a_device_the_reason_is_given():
         cupy.cuda.runtime.getDeviceCount()
     except Exception:
         with pytest.raises(DeviceUnavailableError, match=r"CuPy is missing|no usable CUDA device"):
-            swizzle(np.zeros((2, 2), np.uint8))
+            device()
     else:
         pytest.skip("this machine has a device")

@@ -89,7 +89,7 @@ def test_a_device_is_described_and_an_old_one_refused(monkeypatch, capability, f
             return {"name": b"Some GPU", "major": capability[0], "minor": capability[1], "totalGlobalMem": 8 << 30}
 
     fake = type("cupy", (), {"cuda": type("cuda", (), {"runtime": Runtime})})
-    monkeypatch.setattr("cuda_kernels._kernel.cupy_with_device", lambda: fake)
+    monkeypatch.setattr("cuda_kernels._place.cupy_with_device", lambda: fake)
     found = by_name()["CUDA device"]
     assert fine is found.fine
     assert f"0: Some GPU, sm_{capability[0]}{capability[1]}, 8192 MiB" == found.found

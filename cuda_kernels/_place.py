@@ -1,0 +1,199 @@
+"""Where a kernel runs: a CUDA device through CuPy, or this processor, emulated. Knows no kernel.
+
+A launcher takes a place first and is one text for both: it checks, sizes and launches through the place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from cuda_kernels import DeviceMemoryError, DeviceUnavailableError
+from cuda_kernels._kernel import LEAST_CAPABILITY, Kernel, arch_of
+from cuda_kernels.host import HostKernel
+
+POISON = 0xEE
+"""Every byte of an array that an emulated kernel is to fill: what it leaves out is seen."""
+
+_NUMBERS: dict[str, Any] = {
+    "int32": ctypes.c_int,
+    "uint32": ctypes.c_uint,
+    "int64": ctypes.c_longlong,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+
+
+class Place(Protocol):
+    """Arrays of module ``xp`` on a device of architecture ``arch``."""
+
+    name: str
+
+    @property
+    def xp(self) -> Any:
+        """numpy or cupy."""
+        ...
+
+    @property
+    def arch(self) -> str:
+        """Target of the kernels, ``"sm_90a"``: it decides the bits of ``mma.sync`` and nothing else."""
+        ...
+
+    def empty(self, shape: int | tuple[int, ...], dtype: str) -> Any:
+        """An array that a kernel is to fill. DeviceMemoryError where there is no room."""
+        ...
+
+    def spread(self, kernel: Kernel, across: int, down: int, args: Sequence[Any]) -> None:
+        """Launch for ``across`` x ``down`` items, one a thread; the kernel strides over what the grid leaves.
+
+        args: arrays, contiguous; None for a null pointer; numpy scalars of exactly the parameters' types.
+        """
+        ...
+
+    def tiles(self, kernel: Kernel, count: int, threads: int, args: Sequence[Any], *, dynamic: int = 0) -> None:
+        """Launch blocks of exactly ``threads`` for ``count`` tiles; the kernel strides over the tiles.
+
+        dynamic: bytes of dynamic shared memory.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The emulation. Few blocks of few threads: strides and tails everywhere, and little to switch between."""
+
+    arch: str = "sm_89"
+    blocks: tuple[int, int] = (3, 2)
+    threads: int = 64
+    name: ClassVar[str] = "emulated"
+
+    @property
+    def xp(self) -> Any:
+        """numpy."""
+        return np
+
+    def empty(self, shape: int | tuple[int, ...], dtype: str) -> Any:
+        """Poisoned."""
+        kind = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else shape
+        return np.full(math.prod(shape) * kind.itemsize, POISON, np.uint8).view(kind).reshape(shape)
+
+    def built(self, kernel: Kernel) -> HostKernel:
+        """The kernel as a function on this processor."""
+        return kernel.on_host(self.arch)
+
+    def spread(self, kernel: Kernel, across: int, down: int, args: Sequence[Any]) -> None:
+        """See ``Place.spread``."""
+        grid = min(-(-across // self.threads), self.blocks[0]), min(down, self.blocks[1])
+        self.built(kernel)(grid, (self.threads,), [_host_argument(arg) for arg in args])
+
+    def tiles(self, kernel: Kernel, count: int, threads: int, args: Sequence[Any], *, dynamic: int = 0) -> None:
+        """See ``Place.tiles``."""
+        grid = (min(count, self.blocks[0]),)
+        self.built(kernel)(grid, (threads,), [_host_argument(arg) for arg in args], dynamic=dynamic)
+
+
+HOST = Host()
+"""The emulation of a device of compute capability 8.9."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The CuPy device in force, on the stream in force."""
+
+    cupy: Any
+    name: ClassVar[str] = "cuda"
+    _THREADS: ClassVar[int] = 256
+    _ACROSS: ClassVar[int] = 4096  # blocks enough to fill any device
+    _DOWN: ClassVar[int] = 65535
+
+    @property
+    def xp(self) -> Any:
+        """cupy."""
+        return self.cupy
+
+    @property
+    def arch(self) -> str:
+        """As NVRTC names it."""
+        return arch_of(self.cupy.cuda.Device().compute_capability)
+
+    def empty(self, shape: int | tuple[int, ...], dtype: str) -> Any:
+        """Uninitialised."""
+        try:
+            return self.cupy.empty(shape, dtype)
+        except self.cupy.cuda.memory.OutOfMemoryError as cause:
+            free, total = self.cupy.cuda.runtime.memGetInfo()
+            size = math.prod((shape,) if isinstance(shape, int) else shape) * np.dtype(dtype).itemsize
+            raise DeviceMemoryError(
+                f"out of device memory: {size} bytes for {dtype}{shape}, {free} of {total} are free; "
+                "use fewer replicas, smaller tensors, or the numba backend"
+            ) from cause
+
+    def spread(self, kernel: Kernel, across: int, down: int, args: Sequence[Any]) -> None:
+        """See ``Place.spread``."""
+        grid = min(-(-across // self._THREADS), self._ACROSS), min(down, self._DOWN)
+        kernel.on_device(self.cupy)(grid, (self._THREADS,), _device_arguments(args))
+
+    def tiles(self, kernel: Kernel, count: int, threads: int, args: Sequence[Any], *, dynamic: int = 0) -> None:
+        """See ``Place.tiles``."""
+        run = kernel.on_device(self.cupy)
+        if dynamic > 48 << 10:  # more than that a kernel must ask for
+            run.max_dynamic_shared_size_bytes = dynamic
+        run((min(count, self._DOWN),), (threads,), _device_arguments(args), shared_mem=dynamic)
+
+
+def device() -> Device:
+    """The device in force; DeviceUnavailableError that says what is missing."""
+    return Device(cupy_with_device())
+
+
+def cupy_with_device() -> Any:
+    """CuPy, with a device behind it that the kernels run on; DeviceUnavailableError that says what is missing."""
+    try:
+        import cupy
+    except ImportError as cause:
+        raise DeviceUnavailableError("CuPy is missing: install the extra cuda13 (or cuda12)") from cause
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as cause:
+        raise DeviceUnavailableError(f"no usable CUDA device: {cause}") from cause
+    if count == 0:
+        raise DeviceUnavailableError("no CUDA device on this machine")
+    capability = cupy.cuda.Device().compute_capability
+    if int(capability) < LEAST_CAPABILITY:
+        raise DeviceUnavailableError(
+            f"the device has compute capability {capability[:-1]}.{capability[-1]}; the kernels need "
+            f"{LEAST_CAPABILITY // 10}.{LEAST_CAPABILITY % 10} or newer: use the numba backend"
+        )
+    return cupy
+
+
+def check_array(place: Place, what: str, array: Any, dtype: str, *, optional: bool = False) -> None:
+    """TypeError unless ``array`` is the place's and of ``dtype``; None passes where it is ``optional``."""
+    if optional and array is None:
+        return
+    if not (isinstance(array, place.xp.ndarray) and array.dtype == np.dtype(dtype)):
+        kind = f"{type(array).__module__}.{type(array).__name__} of {getattr(array, 'dtype', 'no dtype')}"
+        raise TypeError(f"{what} is {kind}; the kernel takes a {place.xp.__name__} array of {dtype}")
+
+
+def _host_argument(arg: Any) -> Any:
+    if isinstance(arg, np.generic):
+        return _number(arg.dtype.name)(arg.item())
+    assert arg is None or arg.flags.c_contiguous, "a kernel takes contiguous arrays"
+    return ctypes.c_void_p(None if arg is None else arg.ctypes.data)
+
+
+def _device_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(np.uint64(0) if arg is None else arg for arg in args)
+
+
+@cache
+def _number(dtype: str) -> Any:
+    return _NUMBERS[dtype]
