@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Protocol
@@ -33,7 +34,7 @@ _NUMBERS: dict[str, Any] = {
 class Place(Protocol):
     """Arrays of module ``xp`` on a device of architecture ``arch``."""
 
-    name: str
+    name: ClassVar[str]
 
     @property
     def xp(self) -> Any:
@@ -47,6 +48,10 @@ class Place(Protocol):
 
     def empty(self, shape: int | tuple[int, ...], dtype: str) -> Any:
         """An array that a kernel is to fill. DeviceMemoryError where there is no room."""
+        ...
+
+    def upload(self, array: Any) -> Any:
+        """A numpy array as one of this place. DeviceMemoryError where there is no room."""
         ...
 
     def spread(self, kernel: Kernel, across: int, down: int, args: Sequence[Any]) -> None:
@@ -83,6 +88,10 @@ class Host:
         kind = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else shape
         return np.full(math.prod(shape) * kind.itemsize, POISON, np.uint8).view(kind).reshape(shape)
+
+    def upload(self, array: Any) -> Any:
+        """The array itself."""
+        return array
 
     def built(self, kernel: Kernel) -> HostKernel:
         """The kernel as a function on this processor."""
@@ -125,13 +134,24 @@ class Device:
 
     def empty(self, shape: int | tuple[int, ...], dtype: str) -> Any:
         """Uninitialised."""
-        try:
+        shape = (shape,) if isinstance(shape, int) else shape
+        with self._room_for(shape, dtype):
             return self.cupy.empty(shape, dtype)
+
+    def upload(self, array: Any) -> Any:
+        """A copy on the device."""
+        with self._room_for(array.shape, str(array.dtype)):
+            return self.cupy.asarray(array)
+
+    @contextmanager
+    def _room_for(self, shape: tuple[int, ...], dtype: str) -> Iterator[None]:
+        try:
+            yield
         except self.cupy.cuda.memory.OutOfMemoryError as cause:
             free, total = self.cupy.cuda.runtime.memGetInfo()
-            size = math.prod((shape,) if isinstance(shape, int) else shape) * np.dtype(dtype).itemsize
+            size = math.prod(shape) * np.dtype(dtype).itemsize
             raise DeviceMemoryError(
-                f"out of device memory: {size} bytes for {dtype}{shape}, {free} of {total} are free; "
+                f"out of device memory: {size} bytes for {dtype}{list(shape)}, {free} of {total} are free; "
                 "use fewer replicas, smaller tensors, or the numba backend"
             ) from cause
 

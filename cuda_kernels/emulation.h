@@ -134,7 +134,8 @@ struct Fibre {
 struct Block {
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
-    std::vector<unsigned char> stacks, dynamic;
+    unsigned char* stacks = nullptr;
+    std::vector<unsigned char> dynamic;
     Context scheduler;
     unsigned current = 0;
     bool failed = false;
@@ -146,6 +147,20 @@ struct Block {
 
 inline thread_local Block* block = nullptr;
 inline thread_local Index grid_size, block_size, block_index;
+
+// Kept from launch to launch: fresh pages would cost more than most kernels.
+inline unsigned char* stack_memory(std::size_t bytes)
+{
+    static thread_local unsigned char* kept = nullptr;
+    static thread_local std::size_t size = 0;
+    if (size < bytes) {
+        std::free(kept);
+        kept = static_cast<unsigned char*>(std::malloc(bytes));
+        size = kept == nullptr ? 0 : bytes;
+        if (kept == nullptr) std::abort();
+    }
+    return kept;
+}
 
 inline Fibre& self() { return block->fibres[block->current]; }
 inline unsigned char* dynamic_shared() { return block->dynamic.data(); }
@@ -281,7 +296,7 @@ bool launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
     const unsigned count = threads[0] * threads[1] * threads[2];
     mine.fibres.resize(count);
     mine.warps.resize((count + WARP - 1) / WARP);
-    mine.stacks.resize(STACK * count);
+    mine.stacks = stack_memory(STACK * count);
     mine.dynamic.resize(dynamic + 16);
     mine.run = &Launch<A...>::run;
     mine.arguments = &own;
@@ -295,13 +310,13 @@ bool launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
             std::memset(__start_qsim_shared, 0xA5, static_cast<std::size_t>(__stop_qsim_shared - __start_qsim_shared));
         std::memset(mine.dynamic.data(), 0xA5, mine.dynamic.size());
 #if defined(__SANITIZE_ADDRESS__)
-        ASAN_UNPOISON_MEMORY_REGION(mine.stacks.data(), mine.stacks.size());  // frames that a fibre never left
+        ASAN_UNPOISON_MEMORY_REGION(mine.stacks, STACK * count);  // frames that a fibre never left
 #endif
         for (unsigned i = 0; i < count; ++i) {
             Fibre& fibre = mine.fibres[i];
             fibre.state = State::READY;
             fibre.index = {i % threads[0], i / threads[0] % threads[1], i / threads[0] / threads[1]};
-            fibre.context.begin(mine.stacks.data() + STACK * i, &enter);
+            fibre.context.begin(mine.stacks + STACK * i, &enter);
         }
         for (Warp& w : mine.warps) w.arrived = 0;
         fine = run_block();

@@ -21,10 +21,24 @@ from cuda_kernels.decode import DECODE
 from cuda_kernels.encode import ENCODE
 from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.fp8_mma import FP8_MMA
+from cuda_kernels.pack import PACK, UNPACK
 from cuda_kernels.reduce import OBSERVE, SUMS_TOP, SUMS_TOTAL
 from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
 
-KERNELS = (ENCODE, CAST, DECODE, SWIZZLE, UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL, FP4_SUMS, *FP8_MMA.values())
+KERNELS = (
+    ENCODE,
+    CAST,
+    DECODE,
+    PACK,
+    UNPACK,
+    SWIZZLE,
+    UNSWIZZLE,
+    OBSERVE,
+    SUMS_TOP,
+    SUMS_TOTAL,
+    FP4_SUMS,
+    *FP8_MMA.values(),
+)
 """Every kernel of this package."""
 
 

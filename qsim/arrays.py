@@ -24,8 +24,12 @@ FLT_MAX = np.finfo(np.float32).max
 
 
 def frozen(array: A) -> A:
-    """Return ``array`` itself, made read-only: worlds share arrays, nothing is written in place."""
-    array.setflags(write=False)
+    """Return ``array`` itself, made read-only: worlds share arrays, nothing is written in place.
+
+    An array of a device has no such flag, and is left as it is.
+    """
+    if isinstance(array, np.ndarray):
+        array.setflags(write=False)
     return array
 
 

@@ -41,6 +41,9 @@ def main() -> NoReturn:
     except QsimError as error:
         print(f"qsim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except MemoryError as error:  # of a device it says how much was asked for; of this machine it says nothing
+        print(f"qsim: {error or 'out of memory: use fewer replicas or smaller tensors'}", file=sys.stderr)
+        sys.exit(UsageError.exit_code)
     except OSError as error:  # standard output: its reader is gone (nothing is lost), or its device is full
         _forget_stdout()
         if isinstance(error, BrokenPipeError):
@@ -189,7 +192,7 @@ def run(
     microbatches: Annotated[int, typer.Option(min=1, help="Microbatches a step.")] = 1,
     layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 4,
     workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 1,
-    backend: Annotated[str, typer.Option(help="numba, oracle or auto.")] = "numba",
+    backend: Annotated[str, typer.Option(help="numba, oracle, emulated, cuda or auto.")] = "numba",
     tensors: Annotated[str, typer.Option(help="A capture file of your own.")] = "builtin",
 ) -> None:
     """Replay one case and show what it breaks and costs, step by step."""

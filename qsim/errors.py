@@ -39,5 +39,9 @@ class ProtocolViolation(QsimError):  # noqa: N818 - the field's word
     exit_code = 1
 
 
+class BackendError(QsimError):
+    """A backend cannot be used on this machine, or its device has no room: the message says why. Exit code 2."""
+
+
 class CaseError(QsimError):
     """A defect or fix cannot be applied to this schedule: the message names the missing feature."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
 
 from cuda_kernels import KernelBuildError, host
 from cuda_kernels._nvrtc import compile_cubin
+from qsim.backends import Backend, get_backend
+from qsim.errors import BackendError
+from tests.backends import PLAYED
 from tests.oracles import unavailable
+from tests.places import played_device
 
 
 @functools.cache
@@ -33,3 +38,20 @@ def gpp() -> None:
     """g++ is here."""
     if host.compiler() is None:
         unavailable("g++ was not found")
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """The backend that the parameter names; a machine without g++ or without a device skips with the reason."""
+    name = request.param
+    if name in ("emulated", PLAYED) and host.compiler() is None:
+        unavailable("g++ was not found")
+    if name == PLAYED or (name == "cuda" and os.environ.get("QSIM_PLAYED_GPU")):
+        from qsim.backends.cuda import CudaBackend
+
+        monkeypatch.setattr("qsim.backends.cuda.nvrtc_version", lambda: "played")
+        return CudaBackend(played_device(monkeypatch))
+    try:
+        return get_backend(name)
+    except BackendError as error:
+        pytest.skip(str(error))

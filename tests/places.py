@@ -1,19 +1,15 @@
-"""Places for tests of CUDA launchers: a kernel of the test's own, and CuPy's part played by numpy."""
+"""Places for tests of CUDA launchers: a kernel of the test's own, and a device whose CuPy is played by numpy."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from cuda_kernels import _kernel
 from cuda_kernels._kernel import Kernel
 from cuda_kernels._place import Device, Host
 from cuda_kernels.host import HostKernel
+from tests.played_cupy import AS_C, PlayedCupy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +23,18 @@ class Given(Host):
         return self.made or super().built(kernel)
 
 
-AS_C: dict[type, Callable[[Any], Any]] = {
-    np.ndarray: lambda array: ctypes.c_void_p(array.ctypes.data),
-    np.uint64: lambda address: ctypes.c_void_p(int(address)),
-    np.int64: ctypes.c_longlong,
-    np.int32: ctypes.c_int,
-    np.uint32: ctypes.c_uint,
-    np.float32: ctypes.c_float,
-}
-
-
-def played_device(monkeypatch: Any, capability: str = "90") -> Device:
+def played_device(monkeypatch: Any, capability: str = "90", room: int = 1 << 30) -> Device:
     """A Device whose CuPy is numpy and whose kernels are emulated: what is tested is the launch."""
+    cupy = PlayedCupy(capability, room)
 
     def loaded(kernel: Kernel, _: int, arch: str) -> Any:
         def launch(grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+            cupy.launches.append(kernel.entry)
             kernel.on_host(arch)(grid, block, [AS_C[type(arg)](arg) for arg in args], dynamic=shared_mem)
 
         return launch
 
     monkeypatch.setattr(_kernel, "_device_kernel", loaded)
     monkeypatch.setattr(Device, "_ACROSS", 2)  # so that a larger array needs the stride
-    device = SimpleNamespace(id=0, compute_capability=capability)
-    names = ("ndarray", "float32", "uint8", "uint32", "uint64", "int64", "empty", "zeros", "array", "broadcast_to",
-             "ascontiguousarray")  # fmt: skip
-    memory = SimpleNamespace(OutOfMemoryError=MemoryError)
-    fake = SimpleNamespace(
-        __name__="cupy",
-        cuda=SimpleNamespace(Device=lambda: device, memory=memory),
-        **{name: getattr(np, name) for name in names},
-    )
-    return Device(fake)
+    monkeypatch.setattr(Device, "_DOWN", 3)
+    return Device(cupy)

@@ -19,6 +19,7 @@ from cuda_kernels.encode import encode
 from cuda_kernels.footprint import KERNELS
 from cuda_kernels.fp4_sums import fp4_sums
 from cuda_kernels.fp8_mma import fp8_mma
+from cuda_kernels.pack import pack, unpack
 from cuda_kernels.reduce import observe, sums, totals
 from cuda_kernels.swizzle import swizzle, unswizzle
 from qsim.codec.general_kernels import rules_of
@@ -73,6 +74,10 @@ def _reduce(given: Inputs) -> None:
     totals(HOST, given.x, given.slots, own(np.ones(given.shape)))
 
 
+def _pack(given: Inputs) -> None:
+    unpack(HOST, own(pack(HOST, given.codes)), given.shape[1])
+
+
 def _swizzle(given: Inputs) -> None:
     unswizzle(HOST, own(swizzle(HOST, given.codes)), *given.shape)
 
@@ -90,6 +95,7 @@ RUNS = {
     "cast.cu": _cast,
     "decode.cu": _decode,
     "reduce.cu": _reduce,
+    "pack.cu": _pack,
     "swizzle.cu": _swizzle,
     "fp4_sums.cu": _fp4_sums,
     "fp8_mma.cu": _fp8_mma,

@@ -24,6 +24,8 @@ __all__ = [
 BACKENDS = {
     "oracle": ("qsim.backends.oracle", "OracleBackend"),
     "numba": ("qsim.backends.numba_backend", "NumbaBackend"),
+    "emulated": ("qsim.backends.emulated", "EmulatedBackend"),
+    "cuda": ("qsim.backends.cuda", "CudaBackend"),
 }
 """Name -> module and class; a backend is one file and one line here."""
 
@@ -37,7 +39,10 @@ def resolve_backend(name: str) -> str:
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of this name, or of the best one for "auto"; UsageError lists the known ones."""
+    """The backend of this name, or of the best one for "auto".
+
+    UsageError lists the known ones; BackendError says why one cannot be used here.
+    """
     chosen = resolve_backend(name) if isinstance(name, str) else name
     if not isinstance(chosen, str) or chosen not in BACKENDS:
         raise UsageError(f"unknown backend {name!r}; known: {', '.join((*BACKENDS, 'auto'))}")
@@ -47,4 +52,5 @@ def get_backend(name: str) -> Backend:
 @cache
 def _load(name: str) -> Backend:
     module, class_name = BACKENDS[name]
-    return cast("Backend", getattr(importlib.import_module(module), class_name)())
+    found = getattr(importlib.import_module(module), class_name)
+    return cast("Backend", found())

@@ -51,6 +51,19 @@ class NumbaBackend:
 
     name = "numba"
 
+    @property
+    def xp(self) -> Any:
+        """numpy."""
+        return np
+
+    def put(self, x: AnyArray) -> AnyArray:
+        """``x`` itself; see ``Backend.put``."""
+        return x
+
+    def get(self, x: AnyArray) -> AnyArray:
+        """``x`` itself; see ``Backend.get``."""
+        return x
+
     def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
         """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""
         x, scale = as_float32(x, "x"), as_float32(scale, "scale")

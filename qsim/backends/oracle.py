@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
-from qsim.arrays import F32, U8
+from qsim.arrays import F32, U8, AnyArray
 from qsim.backends.checks import as_codes, as_float32, as_matrix, lead_shape, matrix_center, mean_shape, streams_of
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
 from qsim.backends.scaling import QUIET_NAN, check_broadcast, count, finite_amax, residual, scaled
@@ -24,6 +25,19 @@ class OracleBackend:
     """Exact scalars, and numpy float32 only for single correctly rounded operations. Slow on purpose."""
 
     name = "oracle"
+
+    @property
+    def xp(self) -> Any:
+        """numpy."""
+        return np
+
+    def put(self, x: AnyArray) -> AnyArray:
+        """``x`` itself; see ``Backend.put``."""
+        return x
+
+    def get(self, x: AnyArray) -> AnyArray:
+        """``x`` itself; see ``Backend.get``."""
+        return x
 
     def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
         """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""

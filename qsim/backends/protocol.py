@@ -1,5 +1,8 @@
 """What a backend must do: arrays and numbers only. Knows no owner, no state, no time.
 
+A tensor is a numpy array or one that ``put`` made; results of tensors lie where the first argument does. What is one
+number a replica or a centre - scales, amaxes, counts, sums - is numpy everywhere.
+
 Every array carries ``lead`` leading replica axes (0 or 1); a reduction never crosses them, so the bits of
 one replica do not depend on how many there are.
 """
@@ -7,11 +10,11 @@ one replica do not depend on how many there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from qsim.arrays import F32, I64, U8
+from qsim.arrays import F32, I64, U8, AnyArray
 from qsim.codec.counts import CastCounts
 from qsim.codec.means import Sums
 from qsim.codec.scaled import ScaledCodes, ScaleRecipe
@@ -61,6 +64,19 @@ class Backend(Protocol):
     """Arrays on one device. The oracle is the definition; every other backend equals it bit for bit."""
 
     name: str
+
+    @property
+    def xp(self) -> Any:
+        """Module of this backend's arrays: numpy, or cupy."""
+        ...
+
+    def put(self, x: AnyArray) -> Any:
+        """``x`` as this backend's array; itself where it is one."""
+        ...
+
+    def get(self, x: Any) -> AnyArray:
+        """``x`` as a numpy array; itself where it is one."""
+        ...
 
     def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
         """Encode RN(RN(x - center) * scale); without a centre nothing is subtracted.

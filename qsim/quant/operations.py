@@ -259,8 +259,8 @@ def _sums_of(x: F32, recipe: Recipe, lead: int, backend: Backend) -> Sums:
     if x.ndim == lead:
         raise UsageError(f"a block centre of a tensor {list(x.shape)} with {lead} replica axes: it has no columns")
     grid = (*x.shape[:-1], -(-x.shape[-1] // block))
-    padded = np.full((*grid[:-1], grid[-1] * block), np.nan, np.float32)
-    padded[..., : x.shape[-1]] = x
+    padded = backend.xp.full((*grid[:-1], grid[-1] * block), np.nan, np.float32)
+    padded[..., : x.shape[-1]] = backend.put(x)
     sums = backend.observe(padded.reshape(*grid, block), None, lead=lead, mean_axes=axes).sums
     assert sums is not None, "mean_axes were given"
     return Sums(total=sums.total.reshape(grid), exponent=sums.exponent.reshape(grid), count=sums.count.reshape(grid))
@@ -277,6 +277,7 @@ def _cast_blocks(
     rest = x.shape[len(lead) :]
     if not rest:
         raise UsageError(f"elements {elements.name} of {snapshot.op}: tensor {list(x.shape)} has no columns to block")
+    x = backend.get(x)  # a residual of several replicas is cast one by one
     r = np.where(np.isnan(x), x, residual(x, center))  # a NaN keeps its sign, whatever a processor makes of NaN - c
     parts = []
     for i, one in enumerate(r.reshape(math.prod(lead), math.prod(rest[:-1]), rest[-1])):
@@ -316,7 +317,7 @@ def _decode_blocks(
     assert tensor.scales is not None, "codes of a block recipe have its scales beside them"
     replicas, rest = math.prod(lead), tensor.shape[len(lead) :]
     shape = math.prod(rest[:-1]), rest[-1]
-    codes = tensor.codes.reshape(replicas, *shape)
+    codes = backend.get(tensor.codes).reshape(replicas, *shape)
     scales = tensor.scales.reshape(replicas, *elements.block.grid(shape))
     g = None if tensor.tensor_scale is None else tensor.tensor_scale.reshape(replicas)
     parts = [

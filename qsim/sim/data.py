@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
-from qsim.arrays import F32, frozen
+from qsim.arrays import F32, AnyArray, frozen
 from qsim.backends.protocol import Backend, CastSpec
 from qsim.errors import CaseError, UsageError
 from qsim.formats import CastPolicy
@@ -79,6 +77,12 @@ class Env:
                 "observes about a live centre; use source CURRENT or scale_source DELAYED"
             )
 
+    @property
+    def tensors(self) -> type[AnyArray]:
+        """Type of the backend's arrays."""
+        found: type[AnyArray] = self.backend.xp.ndarray
+        return found
+
     def decode(self, tensor: QuantizedTensor, descale: Metadata, center: Metadata | None) -> F32:
         """Decode with the named metadata, whether or not it is paired with the codes."""
         assert tensor.snapshot is not None, "the simulator casts through snapshots only"
@@ -92,7 +96,7 @@ class Env:
             right = right.swapaxes(-1, -2)
         elif name == "wgrad":
             left = left.swapaxes(-1, -2)
-        return frozen(self.backend.matmul(left, right) if self.reproducible else np.matmul(left, right))
+        return frozen((self.backend.matmul if self.reproducible else self.backend.xp.matmul)(left, right))
 
 
 class Data(NamedTuple):
@@ -112,13 +116,13 @@ def data_step(data: Data, event: Event, env: Env) -> Data:
     slots = data.slots
     match event:
         case Load(_, key, out):
-            return _put(data, out, env.load(key))
+            return _put(data, out, env.backend.put(env.load(key)))
         case Begin(_, op, cell, into, obs):
             seen = None if obs is None else take(data, obs, QuantObservation)
             return _put(data, into, freeze(_state(data, cell, env), op=op, recipe=env.recipe, observation=seen))
         case Quantize(_, _, src, by, out):
             tensor = quantize_with_snapshot(
-                take(data, src, np.ndarray),
+                take(data, src, env.tensors),
                 take(data, by, QuantSnapshot),
                 backend=env.backend,
                 policy=env.policy,
@@ -127,7 +131,7 @@ def data_step(data: Data, event: Event, env: Env) -> Data:
         case Observe(_, op, src, by, into):
             snapshot = None if by is None else take(data, by, QuantSnapshot)
             seen = observe_for_future_state(
-                take(data, src, np.ndarray),
+                take(data, src, env.tensors),
                 snapshot=snapshot,
                 recipe=env.recipe,
                 backend=env.backend,
@@ -151,7 +155,7 @@ def data_step(data: Data, event: Event, env: Env) -> Data:
 
 def _decoded(data: Data, operand: Operand, env: Env) -> F32:
     if operand.descale is None:
-        return take(data, operand.codes, np.ndarray)
+        return take(data, operand.codes, env.tensors)
     center = None if operand.center is None else metadata(data, operand.center)
     codes = take(data, operand.codes, QuantizedTensor)
     return env.decode(codes, metadata(data, operand.descale), center)

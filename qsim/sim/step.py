@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
-
-from qsim.arrays import F32
+from qsim.arrays import F32, frozen
 from qsim.quant import QuantizedTensor
 from qsim.record import Record
 from qsim.sim.case import Case
@@ -70,7 +68,7 @@ def run(case: Case, env: Env) -> Trace:
     Raises CaseError where the schedule reads what was never written.
     """
     index = index_of(case.schedule)
-    world, keeper = World(index.start(), Data({}, {})), _Keeper()
+    world, keeper = World(index.start(), Data({}, {})), _Keeper(env)
     records: list[Record] = []
     for event in case.schedule:
         after = step(world, event, env, index)
@@ -86,7 +84,7 @@ def replay(case: Case, env: Env, records: tuple[Record, ...]) -> Trace:
     Control depends on no number, so a study computes ``records_of`` once for all formats, windows and seeds of
     one schedule. Equal to ``run`` in every record and bit.
     """
-    data, keeper = Data({}, {}), _Keeper()
+    data, keeper = Data({}, {}), _Keeper(env)
     for seq, event in enumerate(case.schedule):
         data = data_step(data, event, env)
         keeper.keep(seq, event, data)
@@ -94,9 +92,10 @@ def replay(case: Case, env: Env, records: tuple[Record, ...]) -> Trace:
 
 
 class _Keeper:
-    """Collects what a trace holds on to while a run goes by."""
+    """Collects what a trace holds on to while a run goes by; tensors come to the host when it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: Env) -> None:
+        self._env = env
         self._inputs: dict[int, F32] = {}
         self._casts: dict[int, QuantizedTensor] = {}
         self._outputs: dict[int, F32] = {}
@@ -106,20 +105,29 @@ class _Keeper:
     def keep(self, seq: int, event: Event, data: Data) -> None:
         """Keep what ``event`` made."""
         if isinstance(event, Quantize):
-            self._inputs[seq] = take(data, event.src, np.ndarray)
+            self._inputs[seq] = take(data, event.src, self._env.tensors)
             self._casts[seq] = take(data, event.out, QuantizedTensor)
             self._made[event.out] = seq
         elif isinstance(event, Consume):
-            self._outputs[seq] = take(data, event.out, np.ndarray)
+            self._outputs[seq] = take(data, event.out, self._env.tensors)
             self._used[seq] = tuple(_used(data, o, self._made) for o in event.operands if o.descale is not None)
 
     def trace(self, records: tuple[Record, ...]) -> Trace:
         """All of it, read-only."""
+        fetched: dict[int, F32] = {}  # by identity: what is shared stays shared
+
+        def get(x: F32) -> F32:
+            return fetched[id(x)] if id(x) in fetched else fetched.setdefault(id(x), self._env.backend.get(x))
+
+        def get_codes(cast: QuantizedTensor) -> QuantizedTensor:
+            codes = self._env.backend.get(cast.codes)
+            return cast if codes is cast.codes else replace(cast, codes=frozen(codes))
+
         return Trace(
             records=records,
-            inputs=MappingProxyType(self._inputs),
-            casts=MappingProxyType(self._casts),
-            outputs=MappingProxyType(self._outputs),
+            inputs=MappingProxyType({seq: get(x) for seq, x in self._inputs.items()}),
+            casts=MappingProxyType({seq: get_codes(cast) for seq, cast in self._casts.items()}),
+            outputs=MappingProxyType({seq: get(x) for seq, x in self._outputs.items()}),
             used=MappingProxyType(self._used),
         )
 

@@ -18,9 +18,9 @@ from qsim.conformance.compare import assert_bits_equal, assert_codes_equal
 from qsim.errors import FormatError, UsageError
 from qsim.formats import E2M1FN, E4M3FN, E4M3FNUZ, E5M2, E8M0FNU, FORMATS, POLICIES, RoundMode
 from qsim.philox import RandomStream
+from tests.backends import AGAINST_ORACLE, EACH
 
 ORACLE, NUMBA = OracleBackend(), NumbaBackend()
-BOTH = pytest.mark.parametrize("backend", [ORACLE, NUMBA], ids=["oracle", "numba"])
 ELEMENTS = {name: fmt for name, fmt in FORMATS.items() if fmt.signed}
 NEGATIVE_NAN = np.uint32(0xFFC00000).view(np.float32)
 SPECIAL = np.array(
@@ -87,9 +87,10 @@ def tensor(shape, seed):
     return x
 
 
+@AGAINST_ORACLE
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("fmt", ELEMENTS.values(), ids=ELEMENTS)
-def test_quantize_and_decode_equal_the_oracle(fmt, policy):
+def test_quantize_and_decode_equal_the_oracle(backend, fmt, policy):
     spec = spec_of(fmt, policy)
     for seed, (shape, lead, center_shape) in enumerate(LAYOUTS):
         rng = np.random.default_rng(100 + seed)
@@ -97,38 +98,40 @@ def test_quantize_and_decode_equal_the_oracle(fmt, policy):
         center = None if center_shape is None else float32(rng.standard_normal(center_shape))
         scale = float32(rng.random(shape[:lead]) * 3)
         expected = ORACLE.quantize(x, scale, center, spec)
-        assert_same(expected, NUMBA.quantize(x, scale, center, spec), fmt)
+        assert_same(expected, backend.quantize(x, scale, center, spec), fmt)
         decoded = ORACLE.decode(expected.codes, scale, center, spec)
-        assert_bits_equal(decoded, NUMBA.decode(expected.codes, scale, center, spec))
+        assert_bits_equal(decoded, backend.decode(expected.codes, scale, center, spec))
 
 
+@AGAINST_ORACLE
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_observe_equals_the_oracle(layout):
+def test_observe_equals_the_oracle(backend, layout):
     shape, lead, center_shape = layout
     x = tensor(shape, 7)
     center = None if center_shape is None else float32(np.random.default_rng(8).standard_normal(center_shape))
     rest = tuple(range(lead, len(shape)))
     for axes in {None, rest, rest[:-1], rest[-1:], tuple(a - len(shape) for a in rest[:1])}:
         expected = ORACLE.observe(x, center, lead=lead, mean_axes=axes)
-        assert_same(expected, NUMBA.observe(x, center, lead=lead, mean_axes=axes), E4M3FN, str(axes))
+        assert_same(expected, backend.observe(x, center, lead=lead, mean_axes=axes), E4M3FN, str(axes))
 
 
+@AGAINST_ORACLE
 @pytest.mark.parametrize("scale", [FLT_MAX, 2.0**-149, 0.0, -2.0, np.inf, np.nan, 1.0])
 @pytest.mark.parametrize("center", [None, 0.5, np.inf, np.nan, FLT_MAX])
-def test_extreme_scales_and_centres_equal_the_oracle(scale, center):
+def test_extreme_scales_and_centres_equal_the_oracle(backend, scale, center):
     x = np.concatenate([SPECIAL, -SPECIAL, tensor((20,), 3)])
     c = None if center is None else float32([center])
     for fmt in (E4M3FN, E5M2, E2M1FN, E4M3FNUZ):
         expected = ORACLE.quantize(x, float32(scale), c, spec_of(fmt))
-        assert_same(expected, NUMBA.quantize(x, float32(scale), c, spec_of(fmt)), fmt)
+        assert_same(expected, backend.quantize(x, float32(scale), c, spec_of(fmt)), fmt)
         codes = np.arange(fmt.code_count, dtype=np.uint8)
         assert_bits_equal(
             ORACLE.decode(codes, float32(scale), c, spec_of(fmt)),
-            NUMBA.decode(codes, float32(scale), c, spec_of(fmt)),
+            backend.decode(codes, float32(scale), c, spec_of(fmt)),
         )
 
 
-@BOTH
+@EACH
 def test_counts_by_hand(backend):
     x = float32([[448, 464, 465, -1e30, np.inf, np.nan], [1e-3, -1e-4, 0, -0.0, 1e-45, 2.0**-9]])
     cast = backend.quantize(x, float32([1, 1]), None, spec_of(E4M3FN))
@@ -140,7 +143,7 @@ def test_counts_by_hand(backend):
     assert_bits_equal(float32([1e30, 2.0**-9]), cast.amax)
 
 
-@BOTH
+@EACH
 def test_saturation_is_counted_in_every_overflow_mode(backend):
     x = float32([1e30, -1e30, 500, 1])
     for policy, codes in {"ocp": [0x7E, 0xFE, 0x7E, 0x38], "cuda_nosat": [0x7F, 0xFF, 0x7F, 0x38]}.items():
@@ -148,20 +151,20 @@ def test_saturation_is_counted_in_every_overflow_mode(backend):
         assert (codes, 3) == (cast.codes.tolist(), int(cast.counts.saturated))
 
 
-@BOTH
+@EACH
 def test_a_product_that_overflows_float32_is_saturated(backend):
     cast = backend.quantize(float32([1e30, 1]), FLT_MAX, None, spec_of(E4M3FN))
     assert (cast.codes.tolist(), int(cast.counts.saturated), int(cast.counts.inf)) == ([0x7E, 0x7E], 2, 0)
     assert_bits_equal(float32(1e30), cast.amax)
 
 
-@BOTH
+@EACH
 def test_a_tiny_tensor_under_the_largest_scale_has_finite_codes(backend):
     cast = backend.quantize(float32([1e-38, -1e-38]), FLT_MAX, None, spec_of(E4M3FN))
     assert (cast.codes.tolist(), int(cast.counts.saturated)) == ([0x46, 0xC6], 0)  # 3.4 -> 3.5
 
 
-@BOTH
+@EACH
 def test_a_nan_made_by_arithmetic_is_positive_and_uncounted(backend):
     x = float32([np.inf, np.inf, NEGATIVE_NAN, -np.nan])
     center = float32([np.inf, 0, 0, np.inf])
@@ -175,13 +178,13 @@ def test_a_nan_made_by_arithmetic_is_positive_and_uncounted(backend):
     )
 
 
-@BOTH
+@EACH
 def test_a_nan_is_never_flushed_though_its_code_be_zero(backend):
     cast = backend.quantize(float32([np.nan, NEGATIVE_NAN, 0.1]), float32(1), None, spec_of(E2M1FN, "ml_dtypes"))
     assert (cast.codes.tolist(), int(cast.counts.flushed)) == ([8, 0, 0], 1)
 
 
-@BOTH
+@EACH
 def test_without_a_centre_minus_zero_stays_and_with_one_it_goes(backend):
     spec, x, one = spec_of(E4M3FN), float32([-0.0, 0.0]), float32(1)
     codes = backend.quantize(x, one, None, spec).codes
@@ -191,7 +194,7 @@ def test_without_a_centre_minus_zero_stays_and_with_one_it_goes(backend):
     assert backend.quantize(x, one, float32([0.0]), spec).codes.tolist() == [0x80, 0x00]
 
 
-@BOTH
+@EACH
 def test_each_operation_is_rounded_on_its_own(backend):
     spec = spec_of(E4M3FN)
     # 1.0625 is the tie of 1.0 and 1.125; both exact results lie a little above it and round to it first.
@@ -205,14 +208,14 @@ def test_each_operation_is_rounded_on_its_own(backend):
     assert fused != expected[0]
 
 
-@BOTH
+@EACH
 def test_decoded_nan_has_one_pattern(backend):
     codes = np.array([0x7F, 0xFF, 0x7E], np.uint8)
     out = backend.decode(codes, float32(np.inf), float32([-np.inf]), spec_of(E4M3FN))
     assert out.view(np.uint32).tolist() == [0x7FC00000] * 3
 
 
-@pytest.mark.parametrize("backend", [NUMBA], ids=["numba"])
+@AGAINST_ORACLE
 @pytest.mark.parametrize("center_shape", [None, (16, 1, 24), (1, 1, 24), (16, 8, 1)])
 def test_the_bits_of_a_replica_do_not_depend_on_how_many_there_are(backend, center_shape):
     rng = np.random.default_rng(11)
@@ -269,38 +272,42 @@ def test_threads_never_change_a_bit(monkeypatch, count, shape, own):
     assert np.array_equal(seen.sums.total, again.sums.total)
 
 
-def test_the_layout_of_x_and_codes_never_changes_a_bit():
+@AGAINST_ORACLE
+def test_the_layout_of_x_and_codes_never_changes_a_bit(backend):
     rng = np.random.default_rng(12)
     x = rng.standard_normal((6, 10, 14)).astype(np.float32)
     center = rng.standard_normal((14, 1, 6)).astype(np.float32).T[:, :, ::2]
     scale = float32(np.arange(12))[::2]
     for view in (x[:, ::2, ::2], np.asfortranarray(x[:, ::2, ::2]), x[:, ::-2, :7]):
-        expected = NUMBA.quantize(np.array(view, order="C"), scale.copy(), center.copy(), spec_of(E2M1FN))
-        assert_same(expected, NUMBA.quantize(view, scale, center, spec_of(E2M1FN)), E2M1FN)
+        expected = backend.quantize(np.array(view, order="C"), scale.copy(), center.copy(), spec_of(E2M1FN))
+        assert_same(expected, backend.quantize(view, scale, center, spec_of(E2M1FN)), E2M1FN)
         codes = np.asfortranarray(expected.codes)
-        plain = NUMBA.decode(expected.codes, scale.copy(), center.copy(), spec_of(E2M1FN))
-        assert_bits_equal(plain, NUMBA.decode(codes, scale, center, spec_of(E2M1FN)))
+        plain = backend.decode(expected.codes, scale.copy(), center.copy(), spec_of(E2M1FN))
+        assert_bits_equal(plain, backend.decode(codes, scale, center, spec_of(E2M1FN)))
 
 
+@AGAINST_ORACLE
 @pytest.mark.parametrize("length", [1, 15, 17, 31, 33, 528])
-def test_the_amax_is_found_at_every_place(length):
+def test_the_amax_is_found_at_every_place(backend, length):
     for place in {0, 1 % length, length // 2, length - 1}:
         x = np.linspace(-1, 1, length, dtype=np.float32)
         x[place] = -7.25
         for center in (None, float32([0.25]), np.zeros(length, np.float32)):
             expected = np.float32(7.25 + (0.25 if center is not None and center.size == 1 and center[0] else 0))
-            assert_bits_equal(expected, NUMBA.quantize(x, float32(1), center, spec_of(E2M1FN)).amax[()])
-            assert_bits_equal(expected, NUMBA.observe(x, center, lead=0, mean_axes=None).amax[()])
+            assert_bits_equal(expected, backend.quantize(x, float32(1), center, spec_of(E2M1FN)).amax[()])
+            assert_bits_equal(expected, backend.observe(x, center, lead=0, mean_axes=None).amax[()])
 
 
-def test_pack_and_unpack_equal_the_oracle():
+@AGAINST_ORACLE
+def test_pack_and_unpack_equal_the_oracle(backend):
     codes = np.random.default_rng(13).integers(0, 16, (3, 7), dtype=np.uint8)
     packed = ORACLE.pack(codes)
-    assert packed.tolist() == NUMBA.pack(codes).tolist()
-    assert codes.tolist() == ORACLE.unpack(packed, 7).tolist() == NUMBA.unpack(packed, 7).tolist()
+    assert packed.tolist() == backend.pack(codes).tolist()
+    assert codes.tolist() == ORACLE.unpack(packed, 7).tolist() == backend.unpack(packed, 7).tolist()
 
 
-def test_matmul_is_the_exact_sum_rounded_once():
+@AGAINST_ORACLE
+def test_matmul_is_the_exact_sum_rounded_once(backend):
     rng = np.random.default_rng(14)
     a, b = rng.standard_normal((2, 5, 9)).astype(np.float32), rng.standard_normal((9, 4)).astype(np.float32)
     expected = np.zeros((2, 5, 4))
@@ -308,7 +315,7 @@ def test_matmul_is_the_exact_sum_rounded_once():
         # products of float32 are exact in float64, and fsum adds them exactly
         expected[n, t, o] = math.fsum(float(p) * float(q) for p, q in zip(a[n, t], b[:, o], strict=True))
     assert_bits_equal(float32(expected), ORACLE.matmul(a, b))
-    assert_bits_equal(float32(expected), NUMBA.matmul(a, b))
+    assert_bits_equal(float32(expected), backend.matmul(a, b))
 
 
 def test_backends_are_found_by_name():
@@ -332,7 +339,7 @@ def test_importing_the_contract_does_not_import_numba():
     assert done.stdout.strip() == "False"
 
 
-@BOTH
+@EACH
 def test_mistakes_are_named(backend):
     spec, x, one = spec_of(E4M3FN), np.zeros((2, 3), np.float32), float32(1)
     with pytest.raises(FormatError, match="x is float64; a backend takes float32"):
@@ -362,31 +369,33 @@ def spec_in(mode, fmt, policy="ocp", *, replicas=1, **choices):
     return CastSpec(fmt=fmt, policy=POLICIES[policy].with_choices(rounding=mode, **choices), streams=draws)
 
 
+@AGAINST_ORACLE
 @pytest.mark.parametrize("mode", RoundMode, ids=lambda mode: mode.value)
 @pytest.mark.parametrize(
     ("fmt", "policy"), [(E4M3FN, "ocp"), (E5M2, "ml_dtypes"), (E2M1FN, "cuda"), (E4M3FNUZ, "cuda_nosat")]
 )
-def test_quantize_in_every_mode_equals_the_oracle(fmt, policy, mode):
+def test_quantize_in_every_mode_equals_the_oracle(backend, fmt, policy, mode):
     for seed, (shape, lead, center_shape) in enumerate(LAYOUTS):
         rng = np.random.default_rng(300 + seed)
         x = tensor(shape, seed)
         center = None if center_shape is None else float32(rng.standard_normal(center_shape))
         scale = float32(rng.random(shape[:lead]) * 30)
         spec = spec_in(mode, fmt, policy, replicas=math.prod(shape[:lead]), random_bits=8)
-        assert_same(ORACLE.quantize(x, scale, center, spec), NUMBA.quantize(x, scale, center, spec), fmt)
+        assert_same(ORACLE.quantize(x, scale, center, spec), backend.quantize(x, scale, center, spec), fmt)
 
 
+@AGAINST_ORACLE
 @pytest.mark.parametrize("mode", [RoundMode.UP, RoundMode.STOCHASTIC], ids=["up", "stochastic"])
 @pytest.mark.parametrize("scale", [FLT_MAX, 2.0**-149, 0.0, -2.0, np.inf, np.nan])
-def test_extreme_scales_in_other_modes_equal_the_oracle(scale, mode):
+def test_extreme_scales_in_other_modes_equal_the_oracle(backend, scale, mode):
     x = np.concatenate([SPECIAL, -SPECIAL, tensor((20,), 3)])
     for center in (None, 0.5, np.inf, FLT_MAX):
         c = None if center is None else float32([center])
         spec = spec_in(mode, E5M2, "cuda_nosat")
-        assert_same(ORACLE.quantize(x, float32(scale), c, spec), NUMBA.quantize(x, float32(scale), c, spec), E5M2)
+        assert_same(ORACLE.quantize(x, float32(scale), c, spec), backend.quantize(x, float32(scale), c, spec), E5M2)
 
 
-@BOTH
+@EACH
 def test_counts_in_other_modes_by_hand(backend):
     x = float32([449, 480, -1e30, 2.0**-11, -(2.0**-11), 1e-45, np.inf, np.nan])
     rows = {}
@@ -403,7 +412,7 @@ def test_counts_in_other_modes_by_hand(backend):
     assert (halved.codes.tolist(), int(halved.counts.flushed)) == ([0x00, 0x28], 1)  # the product is already 0
 
 
-@BOTH
+@EACH
 def test_the_words_of_a_replica_do_not_depend_on_the_others(backend):
     x = np.random.default_rng(21).standard_normal((3, 4, 5)).astype(np.float32)
     scale = float32([1, 2, 3])
@@ -417,7 +426,7 @@ def test_the_words_of_a_replica_do_not_depend_on_the_others(backend):
     assert (backend.quantize(x[[0, 0, 0]], float32([1, 1, 1]), None, spec).codes.std(axis=0) > 0).any()
 
 
-@BOTH
+@EACH
 def test_another_number_of_streams_than_replicas_is_refused(backend):
     x, scale = np.zeros((3, 4), np.float32), float32([1, 1, 1])
     with pytest.raises(UsageError, match="rounds by 'stochastic' and the cast has 1 streams for 3 replicas"):
@@ -429,7 +438,7 @@ def test_another_number_of_streams_than_replicas_is_refused(backend):
         backend.quantize(x, float32(1), None, dataclasses.replace(spec, streams=(7,)))
 
 
-@BOTH
+@EACH
 def test_what_a_policy_refuses_is_named_with_its_index(backend):
     x = float32([[1, 2, 3], [4, 5, 6]])
     refusing = CastSpec(fmt=E2M1FN, policy=POLICIES["ocp"].with_choices(overflow="raise", nan="raise"))

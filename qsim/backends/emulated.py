@@ -1,0 +1,19 @@
+"""The ``emulated`` backend: the CUDA texts built with g++ and run on this processor. A check, not a speed."""
+
+from __future__ import annotations
+
+from cuda_kernels import host
+from cuda_kernels._place import HOST
+from qsim.backends.kernel_backend import KernelBackend
+from qsim.errors import BackendError
+
+
+class EmulatedBackend(KernelBackend):
+    """Every kernel as a device would run it, one block after another. BackendError without g++."""
+
+    name = "emulated"
+
+    def __init__(self) -> None:
+        if host.compiler() is None:
+            raise BackendError("backend emulated: g++ was not found; install a C++ compiler, or use numba")
+        super().__init__(HOST)

@@ -1,0 +1,208 @@
+"""Backends whose arithmetic is the CUDA texts: on a device, or emulated. Knows no state, no time.
+
+Tensors and codes stay where they are: what ``put`` made stays on the device, a numpy array comes back as one. What a
+trace records of them - amax, counts, sums - is always numpy, one number a replica.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cuda_kernels._place import Place
+from cuda_kernels.cast import cast
+from cuda_kernels.decode import decode
+from cuda_kernels.pack import pack, unpack
+from cuda_kernels.reduce import observe, sums, totals
+from qsim.arrays import F32, U8, U32, AnyArray, frozen
+from qsim.backends.checks import as_float32, lead_shape, mean_shape, rows_of, streams_of
+from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
+from qsim.backends.scaling import check_broadcast
+from qsim.codec.general_kernels import rules_of
+from qsim.codec.means import Sums, check_count
+from qsim.codec.scaled import ScaledCodes, ScaleRecipe
+from qsim.codec.sums_kernels import sums_scale
+from qsim.codec.tables import decode_table
+from qsim.errors import FormatError
+from qsim.formats import CastPolicy, FloatFormat
+from qsim.philox import RandomStream
+
+_COUNTED = ("saturated", "flushed", "nan", "inf")
+
+
+class KernelBackend:
+    """Launches of ``cuda_kernels`` at one place; equal to ``OracleBackend`` bit for bit."""
+
+    name: str
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @property
+    def xp(self) -> Any:
+        """Module of the arrays that ``put`` makes."""
+        return self._place.xp
+
+    def put(self, x: AnyArray) -> Any:
+        """``x`` where the kernels run; see ``Backend.put``."""
+        return x if isinstance(x, self.xp.ndarray) else self._place.upload(np.asarray(x))
+
+    def get(self, x: Any) -> AnyArray:
+        """``x`` as a numpy array; see ``Backend.get``."""
+        return x if isinstance(x, np.ndarray) else np.asarray(x.get())
+
+    def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
+        """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""
+        own, scale = self._float32(x, "x"), as_float32(scale, "scale")
+        lead = lead_shape(scale, own)
+        spec.fmt.params()  # refuses a format that holds no elements
+        replicas = math.prod(lead)
+        streams = [s for s in streams_of(spec, replicas) if s is not None]
+        done = cast(
+            self._place,
+            own,
+            self.put(_rules(spec.fmt, spec.policy)),
+            scale=self.put(scale),
+            center=self._center(own.shape, center),
+            streams=self.put(_words(streams)) if streams else None,
+        )
+        counts = self.get(done.counts).reshape(*lead, 5).astype(np.int64)
+        if counts[..., 4].any():
+            self._refuse(x, scale, center, spec)
+        return Cast(
+            codes=self._back(done.codes, x),
+            amax=self.get(done.top).view(np.float32).reshape(lead),
+            counts=CastCounts(
+                **{name: np.ascontiguousarray(counts[..., i]).reshape(lead) for i, name in enumerate(_COUNTED)}
+            ),
+        )
+
+    def decode(self, codes: U8, descale: F32, center: F32 | None, spec: CastSpec) -> F32:
+        """RN(RN(value(code) * descale) + center); see ``Backend.decode``."""
+        own, descale = self._codes(codes), as_float32(descale, "descale")
+        lead_shape(descale, own)
+        if spec.fmt.bits < 8 and own.size and isinstance(codes, np.ndarray):
+            spec.fmt.check_code(int(codes.max()))
+        table = self.put(decode_table(spec.fmt)[: spec.fmt.code_count])
+        values = decode(
+            self._place, own, table, descale=self.put(descale), center=self._center(own.shape, center)
+        )  # fmt: skip
+        return self._back(values, codes)
+
+    def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
+        """amax of the residual, counts of NaN and Inf, sums for a mean of x; see ``Backend.observe``."""
+        own = self._float32(x, "x")
+        seen = observe(self._place, own, lead=lead, center=self._center(own.shape, center))
+        return Observed(
+            amax=self.get(seen.top).view(np.float32),
+            nan_count=self.get(seen.nan_count).astype(np.int64),
+            inf_count=self.get(seen.inf_count).astype(np.int64),
+            sums=None if mean_axes is None else self._sums(own, lead, mean_axes),
+        )
+
+    def sums(self, x: F32, *, lead: int, axes: tuple[int, ...]) -> Sums:
+        """Fixed-point sums of x for a mean; see ``Backend.sums``."""
+        return self._sums(self._float32(x, "x"), lead, axes)
+
+    def pack(self, codes: U8) -> U8:
+        """Two 4-bit codes a byte; see ``Backend.pack``. Codes on a device are not looked at: above 15 they are cut."""
+        own = self._codes(codes)
+        if own.ndim == 0 or (isinstance(codes, np.ndarray) and codes.size and int(codes.max()) > 15):
+            raise FormatError(f"codes of shape {own.shape}: packing needs an axis and codes 0..15")
+        return self._back(pack(self._place, own), codes)
+
+    def unpack(self, packed: U8, length: int) -> U8:
+        """Inverse of ``pack``; see ``Backend.unpack``."""
+        own = self._codes(packed)
+        if own.ndim == 0 or length < 0 or (length + 1) // 2 != own.shape[-1]:
+            raise FormatError(f"length {length} does not fit packed codes of shape {own.shape}")
+        return self._back(unpack(self._place, own, length), packed)
+
+    def quantize_blocks(
+        self,
+        x: F32,
+        recipe: ScaleRecipe,
+        policy: CastPolicy,
+        *,
+        stream: RandomStream | None = None,
+        packed: bool = False,
+        counting: bool = True,
+        tensor_amax: np.float32 | None = None,
+        center: F32 | None = None,
+    ) -> ScaledCodes:
+        """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``."""
+        raise NotImplementedError
+
+    def dequantize_blocks(self, scaled: ScaledCodes, recipe: ScaleRecipe) -> F32:
+        """The matrix of codes and scales; see ``Backend.dequantize_blocks``."""
+        raise NotImplementedError
+
+    def matmul(self, a: F32, b: F32) -> F32:
+        """The exact sum of products rounded once; see ``Backend.matmul``."""
+        from qsim.gemm.exact import matmul
+
+        return self._back(self.put(matmul(self.get(a), self.get(b))), a)
+
+    # ---- steps of the above ----------------------------------------------------------------------------------
+
+    def _float32(self, x: Any, what: str) -> Any:
+        """``x`` at the place; FormatError unless it is float32."""
+        array = x if isinstance(x, self.xp.ndarray) else np.asarray(x)
+        if array.dtype != np.float32:
+            raise FormatError(f"{what} is {array.dtype}; a backend takes float32 (qsim.codec.encode takes the rest)")
+        return self.put(array)
+
+    def _codes(self, codes: Any) -> Any:
+        array = codes if isinstance(codes, self.xp.ndarray) else np.asarray(codes)
+        if array.dtype != np.uint8:
+            raise FormatError(f"codes are {array.dtype}; a backend takes uint8")
+        return self.put(array)
+
+    def _center(self, shape: tuple[int, ...], center: Any) -> Any:
+        if center is None:
+            return None
+        own = self._float32(center, "center")
+        check_broadcast(shape, own.shape)
+        return own
+
+    def _back(self, made: Any, like: Any) -> AnyArray:
+        """``made`` where ``like`` is."""
+        if isinstance(like, self.xp.ndarray):
+            found: AnyArray = made
+            return found
+        return self.get(made)
+
+    def _sums(self, x: Any, lead: int, axes: tuple[int, ...]) -> Sums:
+        shape = mean_shape(x.shape, lead, axes)
+        rows = rows_of(x.shape, lead, shape)
+        flat = x.reshape(-1, rows.shape[2]) if x.size else x.reshape(0, rows.shape[2])
+        slot_of = self.put(np.ascontiguousarray(rows.row_of))
+        if flat.shape[0] != rows.row_of.size:
+            slot_of = self.put(np.zeros(flat.shape[0], np.int64))
+        top, seen = sums(self._place, flat, slot_of, *rows.partner)
+        count = self.get(seen).astype(np.int64)
+        check_count(int(count.max(initial=0)))
+        exponent, unit = np.empty(rows.partner, np.int32), np.empty(rows.partner, np.float64)
+        sums_scale(np.ascontiguousarray(self.get(top)), exponent, unit)
+        total = self.get(totals(self._place, flat, slot_of, self.put(unit)))
+        return Sums(total=total.reshape(shape), exponent=exponent.reshape(shape), count=count.reshape(shape))
+
+    def _refuse(self, x: Any, scale: F32, center: Any, spec: CastSpec) -> NoReturn:
+        """What the policy refuses is named by the CPU backend, which finds its place."""
+        from qsim.backends.numba_backend import NumbaBackend
+
+        host_center = None if center is None else self.get(self.put(center))
+        NumbaBackend().quantize(self.get(self.put(x)), scale, host_center, spec)
+        raise AssertionError("the kernel refused what the CPU backend takes")
+
+
+@lru_cache(maxsize=256)
+def _rules(fmt: FloatFormat, policy: CastPolicy) -> U32:
+    return frozen(np.array([int(v) for v in rules_of(fmt, policy, np.uint32)], np.uint32))
+
+
+def _words(streams: list[RandomStream]) -> U32:
+    return np.array([[*stream.key(), *stream.counter()] for stream in streams], np.uint32)

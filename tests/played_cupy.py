@@ -1,0 +1,149 @@
+"""CuPy played by numpy, as strict as CuPy where it matters: an array of the device never turns into numpy by itself.
+
+For machines without a GPU. Every transfer is counted; a launch runs the kernel emulated. What CuPy itself does on a
+device - its allocator, its streams, its own kernels - is not here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+POISON = 0xEE
+
+
+class Array:
+    """Memory of the device: shapes and views as in CuPy, contents only by ``get``."""
+
+    __array_priority__ = 100
+
+    def __init__(self, own: Any, runtime: PlayedCupy) -> None:
+        self._own = own
+        self._runtime = runtime
+
+    dtype = property(lambda self: self._own.dtype)
+    shape = property(lambda self: self._own.shape)
+    ndim = property(lambda self: self._own.ndim)
+    size = property(lambda self: self._own.size)
+    strides = property(lambda self: self._own.strides)
+    itemsize = property(lambda self: self._own.itemsize)
+    nbytes = property(lambda self: self._own.nbytes)
+    flags = property(lambda self: SimpleNamespace(c_contiguous=self._own.flags.c_contiguous))
+    data = property(lambda self: SimpleNamespace(ptr=self._own.__array_interface__["data"][0]))
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a test of a device array waits for the device; use .get()")
+
+    def _like(self, own: Any) -> Array:
+        return Array(own, self._runtime)
+
+    def get(self) -> Any:
+        """A copy on the host; counted."""
+        self._runtime.downloads.append((self.shape, str(self.dtype)))
+        return np.array(self._own)
+
+    def reshape(self, *shape: Any) -> Array:
+        return self._like(self._own.reshape(*shape))
+
+    def view(self, dtype: Any) -> Array:
+        return self._like(self._own.view(dtype))
+
+    def swapaxes(self, a: int, b: int) -> Array:
+        return self._like(self._own.swapaxes(a, b))
+
+    def astype(self, dtype: Any) -> Array:
+        return self._like(self._own.astype(dtype))
+
+    def __getitem__(self, key: Any) -> Array:
+        return self._like(self._own[key])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            raise TypeError("non-scalar numpy.ndarray cannot be used for fill")
+        self._own[key] = value._own if isinstance(value, Array) else value
+
+
+class OutOfMemoryError(MemoryError):
+    """As cupy.cuda.memory.OutOfMemoryError."""
+
+
+class PlayedCupy:
+    """The module. room: bytes that one allocation may take."""
+
+    __name__ = "cupy"
+    ndarray = Array
+    float32, float64, uint8, uint16 = np.float32, np.float64, np.uint8, np.uint16
+    uint32, uint64, int32, int64, bool_ = np.uint32, np.uint64, np.int32, np.int64, np.bool_
+    nan = np.nan
+
+    def __init__(self, capability: str = "90", room: int = 1 << 30) -> None:
+        self.uploads: list[tuple[Any, ...]] = []
+        self.downloads: list[tuple[Any, ...]] = []
+        self.launches: list[str] = []
+        self.room = room
+        device = SimpleNamespace(id=0, compute_capability=capability)
+        self.cuda = SimpleNamespace(
+            Device=lambda: device,
+            memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+            runtime=SimpleNamespace(
+                getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError, memGetInfo=lambda: (room, 2 * room)
+            ),
+        )
+
+    def _own(self, own: Any) -> Array:
+        if own.nbytes > self.room:
+            raise OutOfMemoryError
+        return Array(own, self)
+
+    def empty(self, shape: Any, dtype: Any) -> Array:
+        """Poisoned."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        if size > self.room:
+            raise OutOfMemoryError
+        return self._own(np.full(size, POISON, np.uint8).view(dtype).reshape(shape))
+
+    def zeros(self, shape: Any, dtype: Any) -> Array:
+        return self._own(np.zeros(shape, dtype))
+
+    def full(self, shape: Any, value: Any, dtype: Any) -> Array:
+        return self._own(np.full(shape, value, dtype))
+
+    def array(self, x: Array, **how: Any) -> Array:
+        return self._own(np.array(x._own, **how))
+
+    def asarray(self, x: Any) -> Array:
+        """An upload, counted."""
+        if isinstance(x, Array):
+            return x
+        self.uploads.append((x.shape, str(x.dtype)))
+        return self._own(np.array(x))
+
+    def ascontiguousarray(self, x: Array) -> Array:
+        return self._own(np.ascontiguousarray(x._own))
+
+    def broadcast_to(self, x: Array, shape: Any) -> Array:
+        return Array(np.broadcast_to(x._own, shape), self)
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        return self._own(np.matmul(a._own, b._own))
+
+
+AS_C: dict[type, Any] = {
+    Array: lambda array: ctypes.c_void_p(array.data.ptr),
+    np.uint64: lambda address: ctypes.c_void_p(int(address)),
+    np.int64: ctypes.c_longlong,
+    np.int32: ctypes.c_int,
+    np.uint32: ctypes.c_uint,
+    np.float32: ctypes.c_float,
+    np.float64: ctypes.c_double,
+}
