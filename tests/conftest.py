@@ -13,7 +13,7 @@ from qsim.backends import Backend, get_backend
 from qsim.errors import BackendError
 from tests.backends import PLAYED
 from tests.oracles import unavailable
-from tests.places import played_device
+from tests.places import CHOICE, played_device
 
 
 @functools.cache
@@ -46,7 +46,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     name = request.param
     if name in ("emulated", PLAYED) and host.compiler() is None:
         unavailable("g++ was not found")
-    if name == PLAYED or (name == "cuda" and os.environ.get("QSIM_PLAYED_GPU")):
+    if name == PLAYED or (name == "cuda" and os.environ.get(CHOICE) == PLAYED):
         from qsim.backends.cuda import CudaBackend
 
         monkeypatch.setattr("qsim.backends.cuda.nvrtc_version", lambda: "played")

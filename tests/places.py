@@ -1,15 +1,27 @@
-"""Places for tests of CUDA launchers: a kernel of the test's own, and a device whose CuPy is played by numpy."""
+"""Where tests of CUDA launchers run: emulated; on a device (QSIM_PLACE=cuda); on a device whose CuPy is numpy (played).
+
+The same tests serve all three: ``launch(encode, x, ...)`` takes numpy arrays and returns numpy arrays. The third is the
+dry run of the second on a machine without a GPU.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cuda_kernels import _kernel
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._place import Device, Host
+from cuda_kernels._place import HOST, Device, Host, Place, device
 from cuda_kernels.host import HostKernel
 from tests.played_cupy import AS_C, PlayedCupy
+
+CHOICE = "QSIM_PLACE"
+"""Environment variable: emulated (default), cuda or played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +50,41 @@ def played_device(monkeypatch: Any, capability: str = "90", room: int = 1 << 30)
     monkeypatch.setattr(Device, "_ACROSS", 2)  # so that a larger array needs the stride
     monkeypatch.setattr(Device, "_DOWN", 3)
     return Device(cupy)
+
+
+class _ForGood:
+    setattr = staticmethod(setattr)
+
+
+@functools.cache
+def place() -> Place:
+    """The place that the environment chooses."""
+    chosen = os.environ.get(CHOICE, "emulated")
+    if chosen not in ("emulated", "cuda", "played"):
+        raise ValueError(f"{CHOICE}={chosen}: choose emulated, cuda or played")
+    return {"emulated": lambda: HOST, "cuda": device, "played": lambda: played_device(_ForGood)}[chosen]()
+
+
+def launch(launcher: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """``launcher`` at ``place()``: numpy arrays go there and come back."""
+    here = place()
+    if here.xp is np:
+        return launcher(here, *args, **options)
+    sent = [_sent(here, arg) for arg in args]
+    return _fetched(launcher(here, *sent, **{name: _sent(here, option) for name, option in options.items()}))
+
+
+def _sent(here: Place, value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return here.upload(value)
+    if isinstance(value, tuple):
+        parts = [_sent(here, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def _fetched(value: Any) -> Any:
+    if isinstance(value, tuple):
+        parts = [_fetched(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value.get() if hasattr(value, "get") and hasattr(value, "dtype") else value

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 import cuda_kernels._kernel as kernels
-from cuda_kernels._place import HOST
 from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
@@ -24,6 +23,7 @@ from cuda_kernels.reduce import observe, sums, totals
 from cuda_kernels.swizzle import swizzle, unswizzle
 from qsim.codec.general_kernels import rules_of
 from qsim.formats import FORMATS, POLICIES
+from tests.places import launch
 from tests.unit.test_cuda_encode import params
 
 SHAPES = ((1, 1), (1, 3), (2, 4), (3, 5), (2, 17), (1, 255), (3, 256), (1, 257), (5, 129), (2, 1031))
@@ -52,42 +52,42 @@ class Inputs:
 
 def _encode(given: Inputs) -> None:
     for center in given.centres:
-        encode(HOST, given.x, params(FMT, POLICIES["ocp"]), scale=given.row, center=center)
+        launch(encode, given.x, params(FMT, POLICIES["ocp"]), scale=given.row, center=center)
 
 
 def _cast(given: Inputs) -> None:
     policy = POLICIES["ocp"].with_choices(rounding="stochastic", random_bits=7)
     rules = own(np.array([int(v) for v in rules_of(FMT, policy, np.uint32)], np.uint32))
     for center in given.centres:
-        cast(HOST, given.x, rules, scale=given.row, center=center, streams=given.streams)
+        launch(cast, given.x, rules, scale=given.row, center=center, streams=given.streams)
 
 
 def _decode(given: Inputs) -> None:
     for center in given.centres:
-        decode(HOST, given.codes, own(np.arange(256, dtype=np.float32)), descale=given.row, center=center)
+        launch(decode, given.codes, own(np.arange(256, dtype=np.float32)), descale=given.row, center=center)
 
 
 def _reduce(given: Inputs) -> None:
     for center in given.centres:
-        observe(HOST, given.x, lead=1, center=center)
-    sums(HOST, given.x, given.slots, *given.shape)
-    totals(HOST, given.x, given.slots, own(np.ones(given.shape)))
+        launch(observe, given.x, lead=1, center=center)
+    launch(sums, given.x, given.slots, *given.shape)
+    launch(totals, given.x, given.slots, own(np.ones(given.shape)))
 
 
 def _pack(given: Inputs) -> None:
-    unpack(HOST, own(pack(HOST, given.codes)), given.shape[1])
+    launch(unpack, own(launch(pack, given.codes)), given.shape[1])
 
 
 def _swizzle(given: Inputs) -> None:
-    unswizzle(HOST, own(swizzle(HOST, given.codes)), *given.shape)
+    launch(unswizzle, own(launch(swizzle, given.codes)), *given.shape)
 
 
 def _fp4_sums(given: Inputs) -> None:
-    fp4_sums(HOST, given.codes, given.codes[:1], 2 * given.shape[1] - given.shape[0] % 2)
+    launch(fp4_sums, given.codes, given.codes[:1], 2 * given.shape[1] - given.shape[0] % 2)
 
 
 def _fp8_mma(given: Inputs) -> None:
-    fp8_mma(HOST, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
+    launch(fp8_mma, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
 
 
 RUNS = {

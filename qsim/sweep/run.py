@@ -210,8 +210,10 @@ class Outcome(NamedTuple):
 
 
 def check_cells(cells: Iterable[Cell]) -> None:
-    """Raise now what every cell would raise later: a capture that cannot be used, layers that it does not have."""
+    """Raise now what every cell would raise later: a capture that cannot be used, layers that it does not have, a
+    backend that this machine cannot run."""
     for cell in cells:
+        get_backend(cell.backend)
         defect = None if cell.defect in CONTROLS else get_defect(cell.defect)
         _workload_of(msgspec.structs.replace(_host(cell, defect), seeds=(cell.seed,)))
 

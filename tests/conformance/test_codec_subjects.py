@@ -9,22 +9,23 @@ import numpy as np
 import pytest
 
 from cuda_kernels import encode as encoder
-from cuda_kernels._place import HOST
 from qsim.arrays import F32, U8
-from qsim.backends import BACKENDS, CastSpec, get_backend
+from qsim.backends import Backend, CastSpec
 from qsim.codec import decode, encode
 from qsim.conformance.codec import CodecSubject, check_codec, critical_values
 from qsim.formats import FORMATS, POLICIES, CastPolicy, FloatFormat
+from tests.backends import EACH
+from tests.places import launch
 from tests.unit.test_cuda_encode import params
 
 ELEMENTS = [fmt for fmt in FORMATS.values() if fmt.signed]
 CENTRAL = [FORMATS[name] for name in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")]
 
 
-def through_backend(name: str, fmt: FloatFormat, policy: CastPolicy) -> CodecSubject:
-    backend, spec, one = get_backend(name), CastSpec(fmt=fmt, policy=policy), np.float32(1.0)
+def through_backend(backend: Backend, fmt: FloatFormat, policy: CastPolicy) -> CodecSubject:
+    spec, one = CastSpec(fmt=fmt, policy=policy), np.float32(1.0)
     return CodecSubject(
-        name=f"backend {name}",
+        name=f"backend {backend.name}",
         fmt=fmt,
         policy=policy,
         encode=lambda x: backend.quantize(x, np.asarray(one), None, spec).codes,
@@ -43,17 +44,17 @@ def test_the_public_codec_conforms(fmt: FloatFormat, policy: CastPolicy) -> None
 
 
 @pytest.mark.parametrize("fmt", CENTRAL, ids=lambda f: f.name)
-@pytest.mark.parametrize("name", BACKENDS)
-def test_every_backend_conforms(name: str, fmt: FloatFormat) -> None:
+@EACH
+def test_every_backend_conforms(backend: Backend, fmt: FloatFormat) -> None:
     for policy in POLICIES.values():
-        assert check_codec(through_backend(name, fmt, policy)) > 3 * fmt.code_count
+        assert check_codec(through_backend(backend, fmt, policy)) > 3 * fmt.code_count
 
 
 @pytest.mark.usefixtures("gpp")
 @pytest.mark.parametrize("fmt", CENTRAL, ids=lambda f: f.name)
 def test_the_cuda_kernel_compiled_for_the_cpu_conforms(fmt: FloatFormat) -> None:
     for policy in POLICIES.values():
-        own = partial(encoder.encode, HOST, params=params(fmt, policy))
+        own = partial(launch, encoder.encode, params=params(fmt, policy))
         subject = CodecSubject(name="qsim_encode on the host", fmt=fmt, policy=policy, encode=own)
         assert check_codec(subject) == critical_values(fmt).size
 

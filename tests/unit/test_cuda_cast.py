@@ -10,6 +10,7 @@ from qsim.codec import encode
 from qsim.codec.general_kernels import Rules, rules_of
 from qsim.formats import FORMATS, POLICIES, RoundMode
 from qsim.philox import RandomStream
+from tests.places import launch
 from tests.unit.test_cuda_encode import from_bits, random_patterns
 
 NUMBA = get_backend("numba")
@@ -49,7 +50,7 @@ def test_emulated_codes_equal_the_codec_in_every_rounding(fmt, mode):
     for name in ("ocp", "ml_dtypes", "torch"):
         policy = POLICIES[name].with_choices(rounding=mode)
         expected = encode(x, fmt, policy=policy)
-        assert expected.tobytes() == cast(HOST, x, rules(fmt, policy)).codes.tobytes(), name
+        assert expected.tobytes() == launch(cast, x, rules(fmt, policy)).codes.tobytes(), name
 
 
 @pytest.mark.usefixtures("gpp")
@@ -59,7 +60,7 @@ def test_emulated_stochastic_rounding_draws_the_same_words(name, bits):
     fmt, policy = FORMATS[name], POLICIES["ocp"].with_choices(rounding="stochastic", random_bits=bits)
     x, stream = probe(fmt, 2001), RandomStream(seed=2**40 + 7, step=3, layer=5, role=9)
     expected = encode(x, fmt, policy=policy, stream=stream)
-    assert expected.tobytes() == cast(HOST, x, rules(fmt, policy), streams=stream_words([stream])).codes.tobytes()
+    assert expected.tobytes() == launch(cast, x, rules(fmt, policy), streams=stream_words([stream])).codes.tobytes()
 
 
 CASES = [((3, 5, 17), 1, None), ((3, 5, 17), 1, (1, 1, 17)), ((3, 5, 17), 1, (3, 1, 1)), ((3, 5, 17), 1, (3, 5, 1)),
@@ -83,7 +84,7 @@ def test_emulated_casts_amax_and_counts_equal_the_cpu_backend(shape, lead, own, 
         policy = POLICIES["cuda"].with_choices(rounding=mode)
         streams = tuple(RandomStream(seed=1, worker=r) for r in range(replicas)) if mode == "stochastic" else ()
         expected = NUMBA.quantize(x, scale, center, CastSpec(fmt=fmt, policy=policy, streams=streams))
-        got = cast(HOST, x, rules(fmt, policy), scale=scale, center=center,
+        got = launch(cast, x, rules(fmt, policy), scale=scale, center=center,
                            streams=stream_words(streams) if streams else None)  # fmt: skip
         assert expected.codes.tobytes() == got.codes.tobytes()
         assert expected.amax.tobytes() == got.top.view(np.float32).tobytes()
@@ -96,7 +97,7 @@ def test_emulated_casts_amax_and_counts_equal_the_cpu_backend(shape, lead, own, 
 def test_what_a_policy_refuses_is_counted():
     policy = POLICIES["ocp"].with_choices(overflow="raise", nan="raise")
     x = np.float32([1, 1000, np.nan, np.inf, -1000])
-    assert 4 == cast(HOST, x, rules(FORMATS["float8_e4m3fn"], policy)).counts[4]
+    assert 4 == launch(cast, x, rules(FORMATS["float8_e4m3fn"], policy)).counts[4]
 
 
 def test_wrong_arguments_are_named():

@@ -9,6 +9,7 @@ from qsim.backends import CastSpec, get_backend
 from qsim.codec import decode
 from qsim.codec.tables import decode_table
 from qsim.formats import FORMATS, POLICIES
+from tests.places import launch
 
 NUMBA = get_backend("numba")
 
@@ -23,7 +24,7 @@ def test_every_code_has_its_value(fmt):
     codes = np.arange(fmt.code_count, dtype=np.uint8)
     expected = decode(codes, fmt)
     expected[np.isnan(expected)] = np.uint32(0x7FC00000).view(np.float32)
-    assert expected.tobytes() == decode_codes(HOST, codes, table_of(fmt)).tobytes()
+    assert expected.tobytes() == launch(decode_codes, codes, table_of(fmt)).tobytes()
 
 
 CASES = [((3, 5, 17), 1, None), ((3, 5, 17), 1, (1, 1, 17)), ((3, 5, 17), 1, (3, 1, 1)), ((3, 5, 17), 1, (3, 5, 1)),
@@ -40,14 +41,14 @@ def test_emulated_it_equals_the_cpu_backend(name, shape, lead, own):
     center = None if own is None else rng.standard_normal(own).astype(np.float32)
     expected = NUMBA.decode(codes, descale, center, CastSpec(fmt=fmt, policy=POLICIES["ocp"]))
     for view in (codes, np.asfortranarray(codes)):
-        got = decode_codes(HOST, view, table_of(fmt), descale=descale, center=center)
+        got = launch(decode_codes, view, table_of(fmt), descale=descale, center=center)
         assert expected.tobytes() == got.tobytes()
 
 
 @pytest.mark.usefixtures("gpp")
 def test_a_code_outside_the_table_is_nan():
     codes = np.array([[15, 16, 255]], np.uint8)
-    got = decode_codes(HOST, codes, np.ones(16, np.float32), descale=np.full(1, 2, np.float32))
+    got = launch(decode_codes, codes, np.ones(16, np.float32), descale=np.full(1, 2, np.float32))
     assert [0x40000000, 0x7FC00000, 0x7FC00000] == got.view(np.uint32)[0].tolist()
 
 

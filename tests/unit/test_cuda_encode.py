@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_kernels import DeviceUnavailableError, KernelBuildError, host, source
+from cuda_kernels import DeviceMemoryError, DeviceUnavailableError, KernelBuildError, host, source
 from cuda_kernels._nvrtc import compile_cubin
 from cuda_kernels._place import HOST, device
 from cuda_kernels.encode import KERNEL, EncodeParams, encode
@@ -20,7 +20,7 @@ from qsim.backends import CastSpec, get_backend
 from qsim.codec import decode as decode_codes
 from qsim.codec import encode as encode_codes
 from qsim.formats import FORMATS, POLICIES, CastPolicy, FloatFormat
-from tests.places import Given, played_device
+from tests.places import Given, launch, played_device
 
 ELEMENT_FORMATS = tuple(fmt for fmt in FORMATS.values() if fmt.signed and fmt.has_zero and fmt.mantissa_bits)
 CENTRAL = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
@@ -145,9 +145,22 @@ def test_the_device_launcher_covers_the_array_with_the_right_arguments(
     for s, c in ((None, None), (scale, None), (scale, center), (None, center)):
         ones = np.ones(shape[0], np.float32) if s is None else s
         expected = get_backend("numba").quantize(x, ones, c, CastSpec(fmt=fmt, policy=policy)).codes
-        out = np.full(shape, 0x55, np.uint8)
-        assert encode(place, x, params(fmt, policy), scale=s, center=c, out=out) is out
-        assert_codes_equal(expected, out, x)
+        own, on_s, on_c, out = (
+            None if a is None else place.upload(a) for a in (x, s, c, np.full(shape, 0x55, np.uint8))
+        )
+        assert encode(place, own, params(fmt, policy), scale=on_s, center=on_c, out=out) is out
+        assert_codes_equal(expected, out.get(), x)
+
+
+@pytest.mark.usefixtures("gpp")
+def test_a_device_without_room_says_how_much_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = played_device(monkeypatch, room=1000)
+    small = place.upload(np.ones(200, np.float32))
+    with pytest.raises(DeviceMemoryError, match=r"1004 bytes for float32\[251\], 1000 of 2000 are free; use fewer"):
+        place.upload(np.ones(251, np.float32))
+    with pytest.raises(DeviceMemoryError, match="2000 bytes for uint8"):
+        place.empty(2000, "uint8")
+    assert encode(place, small, params(FORMATS["float8_e5m2"], POLICIES["ocp"])).get().tolist() == [0x3C] * 200
 
 
 @pytest.mark.usefixtures("gpp")
@@ -162,7 +175,7 @@ def test_a_text_that_g_plus_plus_refuses_is_reported() -> None:
 def test_on_the_cpu_the_text_equals_the_codec_at_every_edge(fmt: FloatFormat, policy: CastPolicy) -> None:
     x = probes(fmt.name)
     expected = encode_codes(x, fmt, policy=policy)
-    assert_codes_equal(expected, encode(HOST, x, params(fmt, policy)), x)
+    assert_codes_equal(expected, launch(encode, x, params(fmt, policy)), x)
 
 
 @pytest.mark.usefixtures("gpp")
@@ -171,7 +184,7 @@ def test_on_the_cpu_the_text_equals_the_codec_at_every_edge(fmt: FloatFormat, po
 def test_on_the_cpu_the_text_equals_the_codec_on_a_million_patterns(name: str, policy: str) -> None:
     x, fmt = random_patterns(), FORMATS[name]
     expected = encode_codes(x, fmt, policy=policy)
-    assert_codes_equal(expected, encode(HOST, x, params(fmt, POLICIES[policy])), x)
+    assert_codes_equal(expected, launch(encode, x, params(fmt, POLICIES[policy])), x)
     assert len(np.unique(expected)) >= fmt.max_code  # the patterns reach the format's codes
 
 
@@ -182,22 +195,22 @@ def test_on_the_cpu_the_text_equals_ml_dtypes(name: str) -> None:
     x = np.concatenate([probes(name), random_patterns(100_001)])
     with np.errstate(all="ignore"):
         expected = x.astype(getattr(ml_dtypes, name)).view(np.uint8)
-    assert_codes_equal(expected, encode(HOST, x, params(FORMATS[name], POLICIES["ml_dtypes"])), x)
+    assert_codes_equal(expected, launch(encode, x, params(FORMATS[name], POLICIES["ml_dtypes"])), x)
 
 
 @pytest.mark.usefixtures("gpp")
 def test_known_codes_of_public_mistakes() -> None:
     saturating = params(FORMATS["float8_e4m3fn"], POLICIES["cuda"])
     x = np.array([1000, 448, 464, 465, -1000, 4.25, 1.0625001, 400.1, 0.00097656244, -1e-45], np.float32)
-    assert encode(HOST, x, saturating).tobytes() == bytes.fromhex("7e7e7e7efe48397d0080")
+    assert launch(encode, x, saturating).tobytes() == bytes.fromhex("7e7e7e7efe48397d0080")
     rest = params(FORMATS["float8_e4m3fn"], POLICIES["cuda_nosat"])
-    assert encode(HOST, x[:5], rest).tobytes() == bytes.fromhex("7f7e7e7fff")
+    assert launch(encode, x[:5], rest).tobytes() == bytes.fromhex("7f7e7e7fff")
     e5m2 = params(FORMATS["float8_e5m2"], POLICIES["cuda_nosat"])
     x = np.array([1.125, 1.625, 2.0**-16, 1e-5, -0.0, 58000, 61440, 61439.99, 7.629394e-06], np.float32)
-    assert encode(HOST, x, e5m2).tobytes() == bytes.fromhex("3c3e0101807b7c7b00")
+    assert launch(encode, x, e5m2).tobytes() == bytes.fromhex("3c3e0101807b7c7b00")
     e2m1 = params(FORMATS["float4_e2m1fn"], POLICIES["cuda"])
     x = np.array([-1.25, 0.25, 0.25000006, 0.75, 1.75, 3.5, 5.0, 5.0000005, 1e30, -1e30], np.float32)
-    assert encode(HOST, x, e2m1).tobytes() == bytes.fromhex("0a00010204060607070f")
+    assert launch(encode, x, e2m1).tobytes() == bytes.fromhex("0a00010204060607070f")
 
 
 @pytest.mark.usefixtures("gpp")
@@ -205,7 +218,7 @@ def test_known_codes_of_public_mistakes() -> None:
 def test_every_tail_is_encoded_and_nothing_beyond_it(size: int) -> None:
     fmt, policy = FORMATS["float8_e4m3fn"], POLICIES["ocp"]
     x = random_patterns()[:size]
-    assert_codes_equal(encode_codes(x, fmt), encode(HOST, x, params(fmt, policy)), x)
+    assert_codes_equal(encode_codes(x, fmt), launch(encode, x, params(fmt, policy)), x)
     guarded = np.full(size + 8, 0x55, np.uint8)
     pointers = [ctypes.c_void_p(at) for at in (x.ctypes.data, None, None, guarded.ctypes.data)]
     sizes = [ctypes.c_longlong(n) for n in (1, size, 1, 0)]
@@ -233,7 +246,7 @@ def test_scale_and_centre_equal_the_numba_backend(name: str, center_shape: tuple
         center.reshape(-1)[:2] = np.inf, -np.nan
     spec = CastSpec(fmt=fmt, policy=policy)
     expected = get_backend("numba").quantize(x, scale, center, spec).codes
-    actual = encode(HOST, x, params(fmt, policy), scale=scale, center=center)
+    actual = launch(encode, x, params(fmt, policy), scale=scale, center=center)
     assert_codes_equal(expected, actual, x)
 
 
@@ -245,7 +258,7 @@ def test_many_replicas_and_strides_equal_the_numba_backend() -> None:
     spec = CastSpec(fmt=fmt, policy=policy)
     for view, scales in ((x[::-1, ::3], scale[::-1]), (np.asfortranarray(x), scale), (x[::2], scale[::2])):
         expected = get_backend("numba").quantize(view, scales, None, spec).codes
-        assert_codes_equal(expected, encode(HOST, view, params(fmt, policy), scale=scales), view)
+        assert_codes_equal(expected, launch(encode, view, params(fmt, policy), scale=scales), view)
 
 
 @pytest.mark.usefixtures("gpp")
@@ -254,7 +267,7 @@ def test_subnormal_operands_residuals_and_products_are_kept() -> None:
         e4m3_moved = EncodeParams(3, bias, 126, 128, 1, 126, 127, 255)  # its unit is 2^(1 - bias - 3)
         row = x.astype(np.float32).reshape(1, -1)
         c = None if center is None else np.array([center], np.float32)
-        out: U8 = encode(HOST, row, e4m3_moved, scale=np.array([scale], np.float32), center=c)
+        out: U8 = launch(encode, row, e4m3_moved, scale=np.array([scale], np.float32), center=c)
         return [int(code) for code in out[0]]
 
     k = np.arange(1.0, 8.0)
@@ -313,7 +326,7 @@ def test_every_finite_code_encodes_to_itself() -> None:
     for fmt in ELEMENT_FORMATS:
         codes = np.array([c for c in range(fmt.code_count) if c not in (*fmt.nan_codes, *fmt.inf_codes)], np.uint8)
         x = decode_codes(codes, fmt)
-        assert_codes_equal(codes, encode(HOST, x, params(fmt, POLICIES["ocp"])), x)
+        assert_codes_equal(codes, launch(encode, x, params(fmt, POLICIES["ocp"])), x)
 
 
 @pytest.mark.parametrize(

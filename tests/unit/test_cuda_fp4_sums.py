@@ -9,7 +9,7 @@ from cuda_kernels._place import HOST, Host
 from cuda_kernels.fp4_sums import FP4_SUMS, MAX_DEPTH, fp4_sums
 from qsim.codec import decode, pack
 from qsim.formats import FORMATS
-from tests.places import Given
+from tests.places import Given, launch
 
 E2M1 = FORMATS["float4_e2m1fn"]
 SHAPES = [(1, 1, 1), (1, 1, 2), (3, 5, 7), (16, 8, 32), (64, 64, 64), (65, 70, 129), (130, 20, 96), (2, 200, 31),
@@ -31,7 +31,7 @@ def integers(a, b):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emulated_sums_are_the_integers(shape):
     a, b = drawn(*shape)
-    got = fp4_sums(HOST, pack(a), pack(b), shape[2])
+    got = launch(fp4_sums, pack(a), pack(b), shape[2])
     assert got.dtype == np.int32
     assert np.array_equal(integers(a, b), got)
 
@@ -39,7 +39,7 @@ def test_emulated_sums_are_the_integers(shape):
 @pytest.mark.usefixtures("gpp")
 def test_every_pair_of_codes_has_its_product():
     a, b = np.arange(16, dtype=np.uint8)[:, None], np.arange(16, dtype=np.uint8)[:, None]
-    assert np.array_equal(integers(a, b), fp4_sums(HOST, pack(a), pack(b), 1))
+    assert np.array_equal(integers(a, b), launch(fp4_sums, pack(a), pack(b), 1))
 
 
 @pytest.mark.usefixtures("gpp")
@@ -49,7 +49,7 @@ def test_the_nibble_behind_an_odd_depth_does_not_count(depth):
     packed = [pack(a), pack(b)]
     for each in packed:
         each[:, -1] |= 0x70
-    assert np.array_equal(integers(a, b), fp4_sums(HOST, *packed, depth))
+    assert np.array_equal(integers(a, b), launch(fp4_sums, *packed, depth))
 
 
 @pytest.mark.usefixtures("gpp")
@@ -61,8 +61,8 @@ def test_strides_and_addresses_do_not_matter():
     shifted[...] = packed[0]
     expected = integers(a, b)
     for left in (shifted, np.asfortranarray(packed[0]), packed[0][::-1][::-1]):
-        assert np.array_equal(expected, fp4_sums(HOST, left, packed[1], 64))
-    assert np.array_equal(expected[::-2], fp4_sums(HOST, packed[0][::-2], packed[1], 64))
+        assert np.array_equal(expected, launch(fp4_sums, left, packed[1], 64))
+    assert np.array_equal(expected[::-2], launch(fp4_sums, packed[0][::-2], packed[1], 64))
 
 
 @pytest.mark.usefixtures("gpp")
@@ -98,12 +98,12 @@ def test_a_wrong_fragment_index_is_seen(monkeypatch, file, old, new):
 def test_an_int32_holds_the_deepest_sum():
     assert MAX_DEPTH * 144 <= 2**31 - 1 < (MAX_DEPTH + 1) * 144
     six = np.full((1, 100_000), 0x77, np.uint8)
-    assert fp4_sums(HOST, six, six, 200_000)[0, 0] == 200_000 * 144
+    assert launch(fp4_sums, six, six, 200_000)[0, 0] == 200_000 * 144
 
 
 def test_nothing_to_add_is_zero():
-    assert not fp4_sums(HOST, np.zeros((2, 0), np.uint8), np.zeros((3, 0), np.uint8), 0).any()
-    assert fp4_sums(HOST, np.zeros((0, 4), np.uint8), np.zeros((3, 4), np.uint8), 8).shape == (0, 3)
+    assert not launch(fp4_sums, np.zeros((2, 0), np.uint8), np.zeros((3, 0), np.uint8), 0).any()
+    assert launch(fp4_sums, np.zeros((0, 4), np.uint8), np.zeros((3, 4), np.uint8), 8).shape == (0, 3)
 
 
 def test_wrong_arguments_are_named():

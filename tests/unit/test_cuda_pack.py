@@ -8,7 +8,7 @@ from cuda_kernels._place import HOST, Host
 from cuda_kernels.pack import PACK, pack, unpack
 from qsim.codec import pack as packed_on_cpu
 from qsim.codec import unpack as unpacked_on_cpu
-from tests.places import Given
+from tests.places import Given, launch
 
 SHAPES = [(1,), (2,), (5, 1), (3, 7), (4, 64), (2, 3, 129), (0, 4), (3, 0)]
 
@@ -33,10 +33,10 @@ def test_bytes_equal_those_of_the_cpu(shape):
 def test_strides_do_not_matter_and_high_bits_are_cut():
     codes = drawn((6, 10, 14))
     for view in (codes[:, ::2, 1::2], np.asfortranarray(codes), codes[::-1]):
-        assert packed_on_cpu(view).tobytes() == pack(HOST, view).tobytes()
+        assert packed_on_cpu(view).tobytes() == launch(pack, view).tobytes()
     packed = packed_on_cpu(codes)[:, ::2]
-    assert unpacked_on_cpu(packed, 14).tobytes() == unpack(HOST, packed, 14).tobytes()
-    assert pack(HOST, codes[0] | 0xF0).tobytes() == packed_on_cpu(codes[0]).tobytes()
+    assert unpacked_on_cpu(packed, 14).tobytes() == launch(unpack, packed, 14).tobytes()
+    assert launch(pack, codes[0] | 0xF0).tobytes() == packed_on_cpu(codes[0]).tobytes()
 
 
 @pytest.mark.usefixtures("gpp")

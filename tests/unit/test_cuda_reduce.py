@@ -8,6 +8,7 @@ from cuda_kernels.reduce import observe, sums, totals
 from qsim.backends import get_backend
 from qsim.backends.checks import mean_shape, rows_of
 from qsim.codec import sums_kernels
+from tests.places import launch
 
 NUMBA = get_backend("numba")
 
@@ -33,7 +34,7 @@ CASES = [
 def test_emulated_observe_equals_the_cpu_backend(shape, lead, own):
     x = hostile(shape)
     center = None if own is None else np.random.default_rng(1).standard_normal(own).astype(np.float32)
-    seen = observe(HOST, x, lead=lead, center=center)
+    seen = launch(observe, x, lead=lead, center=center)
     expected = NUMBA.observe(x, center, lead=lead, mean_axes=None)
     assert expected.amax.tobytes() == seen.top.view(np.float32).tobytes()
     assert (expected.nan_count == seen.nan_count.astype(np.int64)).all()
@@ -48,10 +49,10 @@ def test_emulated_sums_equal_the_cpu_backend(axes):
     rows = rows_of(x.shape, 1, mean_shape(x.shape, 1, axes))
     flat = x.reshape(-1, rows.shape[2])
     slots, width = rows.partner
-    top, count = sums(HOST, flat, np.ascontiguousarray(rows.row_of), slots, width)
+    top, count = launch(sums, flat, np.ascontiguousarray(rows.row_of), slots, width)
     exponent, unit = np.empty((slots, width), np.int32), np.empty((slots, width))
     sums_kernels.sums_scale(top, exponent, unit)
-    total = totals(HOST, flat, np.ascontiguousarray(rows.row_of), unit)
+    total = launch(totals, flat, np.ascontiguousarray(rows.row_of), unit)
     assert expected.total.reshape(-1).tolist() == total.reshape(-1).tolist()
     assert expected.exponent.reshape(-1).tolist() == exponent.reshape(-1).tolist()
     assert expected.count.reshape(-1).tolist() == count.astype(np.int64).reshape(-1).tolist()
@@ -60,7 +61,7 @@ def test_emulated_sums_equal_the_cpu_backend(axes):
 @pytest.mark.usefixtures("gpp")
 def test_the_grid_never_changes_a_bit():
     x = hostile((4, 5000), 3)
-    expected = observe(HOST, x, lead=1)
+    expected = launch(observe, x, lead=1)
     for blocks, threads in (((1, 1), 32), ((7, 2), 128), ((3, 4), 1024)):
         seen = observe(Host(blocks=blocks, threads=threads), x, lead=1)
         for a, b in zip(expected, seen, strict=True):

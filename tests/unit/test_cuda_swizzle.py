@@ -8,6 +8,7 @@ from cuda_kernels._nvrtc import cached_cubin
 from cuda_kernels._place import HOST, device
 from cuda_kernels.swizzle import SWIZZLE, swizzle, swizzled_size, unswizzle
 from qsim.codec.swizzle import swizzle_scales, unswizzle_scales
+from tests.places import launch
 
 SHAPES = [(1, 1), (128, 4), (129, 5), (3, 70), (300, 17), (0, 4), (5, 0), (256, 8)]
 
@@ -16,21 +17,21 @@ SHAPES = [(1, 1), (128, 4), (129, 5), (3, 70), (300, 17), (0, 4), (5, 0), (256, 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_emulated_it_equals_the_codec_both_ways(shape):
     scales = np.random.default_rng(sum(shape)).integers(0, 256, shape).astype(np.uint8)
-    tiles = swizzle(HOST, scales)
+    tiles = launch(swizzle, scales)
     assert swizzle_scales(scales).tobytes() == tiles.tobytes()
-    assert scales.tobytes() == unswizzle(HOST, tiles, *shape).tobytes()
+    assert scales.tobytes() == launch(unswizzle, tiles, *shape).tobytes()
     for view in (scales[::-1, ::2], np.asfortranarray(scales)):
-        assert swizzle_scales(view).tobytes() == swizzle(HOST, view).tobytes()
+        assert swizzle_scales(view).tobytes() == launch(swizzle, view).tobytes()
 
 
 @pytest.mark.usefixtures("gpp")
 def test_padding_is_written_neutral_and_never_read():
     scales = np.full((130, 5), 0x7F, np.uint8)
-    tiles = swizzle(HOST, scales)
+    tiles = launch(swizzle, scales)
     assert 130 * 5 == np.count_nonzero(tiles)
     own = swizzle_scales(np.ones((130, 5), np.uint8)) == 1
     noise = np.where(own, tiles, np.uint8(0xFF))
-    assert scales.tobytes() == unswizzle(HOST, noise, 130, 5).tobytes() == unswizzle_scales(noise, 130, 5).tobytes()
+    assert scales.tobytes() == launch(unswizzle, noise, 130, 5).tobytes() == unswizzle_scales(noise, 130, 5).tobytes()
 
 
 @pytest.mark.usefixtures("nvrtc")

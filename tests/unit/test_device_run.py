@@ -1,6 +1,5 @@
 """Cases replayed on the CUDA texts: the bits of the numba backend, and tensors that stay where the kernels run."""
 
-
 import numpy as np
 import pytest
 
