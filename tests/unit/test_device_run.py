@@ -1,9 +1,21 @@
 """Cases replayed on the CUDA texts: the bits of the numba backend, and tensors that stay where the kernels run."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
+from cuda_kernels import DeviceUnavailableError
+from cuda_kernels._place import device
+from qsim.errors import BackendError
 from qsim.sim import Env, get_defect, run
+from qsim.sweep.config import load_study
+from qsim.sweep.identity import canonical_json
+from qsim.sweep.known import registries
+from qsim.sweep.run import check_cells
+from qsim.sweep.sweep import run_sweep
 from tests.backends import EMULATED
 from tests.unit.sim_cases import POLICY, WITH_GRADIENTS, case_of, env_of, recipe_of, tensors
 
@@ -45,3 +57,55 @@ def test_a_replayed_case_has_the_bits_of_the_cpu(backend, defect, recipe, fmt):
     case = case_of(recipe_of(recipe, fmt), defect=found, body=WITH_GRADIENTS)
     case = found.rewrite(case) if found else case
     assert_same_trace(run(case, env_of(case, seeds=SEEDS)), traced(case, backend))
+
+
+STUDY = """
+schema = 1
+[grid]
+defects = ["correct", "high_precision", "D01", "D07"]
+formats = ["e4m3"]
+recipes = ["centred"]
+windows = [1]
+[replicas]
+count = 3
+[schedule]
+steps = 3
+layers = 2
+[workload]
+tokens = 2
+outputs = 3
+"""
+
+
+@pytest.mark.usefixtures("gpp")
+def test_a_small_sweep_on_the_emulated_kernels_equals_numba_to_the_byte(tmp_path):
+    texts = []
+    for name in ("numba", "emulated"):
+        study = load_study(STUDY, registries(), [f"run.backend={name}"])
+        outcome = run_sweep(study, out=tmp_path / name, workers=1)
+        assert (outcome.complete, outcome.total) == (True, 4)
+        texts.append(outcome.results_path.read_text())
+    lines = [[json.loads(line) for line in text.splitlines()] for text in texts]
+    assert ["emulated"] * 4 == [line["cell"].pop("backend") for line in lines[1]]
+    for mine, theirs in zip(*lines, strict=True):
+        del mine["cell"]["backend"], mine["case"], theirs["case"]  # a case is named by what computed it
+        assert canonical_json(mine) == canonical_json(theirs)
+
+
+def test_a_device_that_is_missing_is_one_message_before_any_cell(tmp_path):
+    try:
+        device()
+    except DeviceUnavailableError:
+        pass
+    else:
+        pytest.skip("there is a device")
+    with pytest.raises(BackendError, match=r"backend cuda: .*python -m qsim doctor says what works here"):
+        check_cells(load_study(STUDY, registries(), ["run.backend=cuda"]).cells())
+    done = subprocess.run(
+        [sys.executable, "-m", "qsim", "sweep", "--backend", "cuda", "--out", str(tmp_path / "out")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("qsim: backend cuda: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
