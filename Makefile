@@ -14,13 +14,14 @@ TORCHAO := torchao>=0.18,<0.19
 MMAEMU  := mmaemu>=0.1,<0.2
 
 .DELETE_ON_ERROR:
-.PHONY: help sweep test oracles lint docs bench exhaustive constraints clean
+.PHONY: help sweep test oracles lint docs bench gpu exhaustive constraints clean
 
 help:
 	@echo "make sweep        create .venv, install qsim, run the default study (table and heatmap)"
 	@echo "make test         create .venv, run every check (ruff, mypy, import-linter, pytest, notebook, docs)"
 	@echo "make oracles      add torch, torchao and mmaemu, which some tests compare with and skip without (TORCH='...' to choose)"
 	@echo "make bench        run the benchmarks"
+	@echo "make gpu          tests, sanitizer and benchmarks on an NVIDIA device (PLACE=played: a dry run without one)"
 	@echo "make exhaustive   all 2^32 float32 patterns against independent implementations; resumes"
 	@echo "make constraints  resolve the pins anew"
 	@echo "make clean        remove .venv and outputs"
@@ -73,6 +74,31 @@ $(VENV)/.installed-bench: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-bench
 	$(PY) -m pytest benchmarks --benchmark-columns=median,iqr,rounds --benchmark-sort=name
+
+# Everything that needs a device. CUDA=cuda12 for a driver of CUDA 12; compute-sanitizer comes with the CUDA toolkit.
+PLACE     ?= cuda
+CUDA      ?= cuda13
+SANITIZER ?= compute-sanitizer
+ON_DEVICE := tests/gpu tests/unit/test_cuda_*.py tests/unit/test_backends.py tests/unit/test_device_run.py \
+             tests/conformance/test_codec_subjects.py
+
+$(VENV)/.installed-$(CUDA): $(VENV)/.installed-test
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --constraint constraints.txt --editable ".[test,$(CUDA)]"
+	@touch $@
+
+ifeq ($(PLACE),cuda)
+gpu: $(VENV)/.installed-$(CUDA)
+	$(PY) -m qsim doctor
+	QSIM_PLACE=cuda $(PY) -m pytest -m "" $(ON_DEVICE)
+	QSIM_PLACE=cuda $(SANITIZER) --tool memcheck --error-exitcode 1 $(PY) -m tests.sanitized
+	QSIM_PLACE=cuda $(SANITIZER) --tool racecheck --error-exitcode 1 $(PY) -m tests.sanitized
+	$(PY) -m benchmarks.gpu --out benchmarks/results
+else
+gpu: $(VENV)/.installed-test
+	QSIM_PLACE=$(PLACE) $(PY) -m pytest -m "" $(ON_DEVICE)
+	QSIM_PLACE=$(PLACE) $(PY) -m tests.sanitized
+	QSIM_PLACE=$(PLACE) $(PY) -m benchmarks.gpu
+endif
 
 exhaustive: $(VENV)/.installed-test
 	$(PY) -m tests.exhaustive

@@ -16,7 +16,7 @@ import numpy as np
 
 from cuda_kernels import _kernel
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._place import HOST, Device, Host, Place, device
+from cuda_kernels._place import HOST, POISON, Device, Host, Place, device
 from cuda_kernels.host import HostKernel
 from tests.played_cupy import AS_C, PlayedCupy
 
@@ -52,8 +52,24 @@ def played_device(monkeypatch: Any, capability: str = "90", room: int = 1 << 30)
     return Device(cupy)
 
 
+@dataclass(frozen=True, slots=True)
+class Poisoned(Device):
+    """The device, its fresh arrays filled: what a kernel leaves out is seen."""
+
+    def empty(self, shape: int | tuple[int, ...], dtype: str) -> Any:
+        """Every byte is POISON."""
+        made = Device.empty(self, shape, dtype)
+        made.view(np.uint8).fill(POISON)
+        return made
+
+
 class _ForGood:
     setattr = staticmethod(setattr)
+
+
+def is_played() -> bool:
+    """Whether the device is numpy."""
+    return isinstance(place().xp, PlayedCupy)
 
 
 @functools.cache
@@ -62,7 +78,11 @@ def place() -> Place:
     chosen = os.environ.get(CHOICE, "emulated")
     if chosen not in ("emulated", "cuda", "played"):
         raise ValueError(f"{CHOICE}={chosen}: choose emulated, cuda or played")
-    return {"emulated": lambda: HOST, "cuda": device, "played": lambda: played_device(_ForGood)}[chosen]()
+    return {
+        "emulated": lambda: HOST,
+        "cuda": lambda: Poisoned(device().cupy),
+        "played": lambda: played_device(_ForGood),
+    }[chosen]()
 
 
 def launch(launcher: Callable[..., Any], *args: Any, **options: Any) -> Any:

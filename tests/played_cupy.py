@@ -76,6 +76,19 @@ class OutOfMemoryError(MemoryError):
     """As cupy.cuda.memory.OutOfMemoryError."""
 
 
+class _Stream:
+    """Launches are done when they return."""
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
 class PlayedCupy:
     """The module. room: bytes that one allocation may take."""
 
@@ -90,9 +103,10 @@ class PlayedCupy:
         self.downloads: list[tuple[Any, ...]] = []
         self.launches: list[str] = []
         self.room = room
-        device = SimpleNamespace(id=0, compute_capability=capability)
+        device = SimpleNamespace(id=0, compute_capability=capability, synchronize=lambda: None)
         self.cuda = SimpleNamespace(
             Device=lambda: device,
+            Stream=lambda non_blocking=False: _Stream(),
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             runtime=SimpleNamespace(
                 getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError, memGetInfo=lambda: (room, 2 * room)
