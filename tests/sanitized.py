@@ -17,6 +17,7 @@ from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
 from cuda_kernels.footprint import KERNELS
+from cuda_kernels.fp4_blocks import BLOCKS, FP4_BLOCKS, fp4_blocks
 from cuda_kernels.fp4_sums import fp4_sums
 from cuda_kernels.fp8_mma import fp8_mma
 from cuda_kernels.reduce import observe, sums, totals
@@ -81,6 +82,17 @@ def _fp4_sums(given: Inputs) -> None:
     fp4_sums(HOST, given.codes, given.codes[:1], 2 * given.shape[1] - given.shape[0] % 2)
 
 
+def _fp4_blocks(given: Inputs) -> None:
+    codes, depth = given.codes, 2 * given.shape[1] - given.shape[0] % 2
+    for kinds in FP4_BLOCKS:
+        rows = -(-codes.shape[0] // 2)  # two rows of a share a scale
+        grids = [
+            own(np.full((n, -(-depth // BLOCKS[kind])), 127, np.uint8))
+            for n, kind in zip((rows, 1), kinds, strict=True)
+        ]
+        fp4_blocks(HOST, codes, own(codes[:1]), depth, *grids, kinds=kinds, extents=(2, 1))
+
+
 def _fp8_mma(given: Inputs) -> None:
     fp8_mma(HOST, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
 
@@ -92,6 +104,7 @@ RUNS = {
     "reduce.cu": _reduce,
     "swizzle.cu": _swizzle,
     "fp4_sums.cu": _fp4_sums,
+    "fp4_blocks.cu": _fp4_blocks,
     "fp8_mma.cu": _fp8_mma,
 }
 

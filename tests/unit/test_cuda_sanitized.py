@@ -28,7 +28,7 @@ def watched(*change):
 
 def test_no_kernel_touches_what_is_not_its_own():
     done = watched()
-    assert (done.returncode, done.stdout) == (0, "7 texts, 10 shapes\n"), done.stderr[-3000:]
+    assert (done.returncode, done.stdout) == (0, "8 texts, 10 shapes\n"), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,9 @@ def test_no_kernel_touches_what_is_not_its_own():
         ("cast.cu", "atomicMax(top + r, best)", "atomicMax(top + r + 1, best)", "READ of size 4"),
         ("reduce.cu", "j % center_period]", "j % center_period + 1]", "READ of size 4"),
         ("swizzle.cu", "tiles[word] = value;", "tiles[word + 1] = value;", "WRITE of size 4"),
-        ("fp4_sums.cu", "if (row >= rows) return;", "if (row > rows) return;", "READ of size"),
+        ("fp4.cuh", "if (row >= rows) return;", "if (row > rows) return;", "READ of size"),
+        ("fp4_blocks.cu", "own && k < depth ?", "own ?", "READ of size 1"),
+        ("fp4_blocks.cu", "row < a.rows ?", "row <= a.rows ?", "READ of size 1"),
         ("fp8_mma.cu", "if (first + i < depth)", "if (first + i <= depth)", "READ of size 1"),
         ("tile.cuh", "row < rows && column < columns", "row < rows && column <= columns", "WRITE of size 4"),
     ],
