@@ -105,6 +105,7 @@ struct __align__(16) uint4 { unsigned x, y, z, w; };
 struct __align__(8) uint2 { unsigned x, y; };
 
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 inline float __fadd_rn(float a, float b) { return a + b; }

@@ -19,6 +19,7 @@ from cuda_kernels._nvrtc import Compiled, compile_cubin, nvrtc_version
 from cuda_kernels.cast import CAST
 from cuda_kernels.decode import DECODE
 from cuda_kernels.encode import ENCODE
+from cuda_kernels.epilogue import EPILOGUE, EPILOGUE_CODES
 from cuda_kernels.fp4_blocks import FP4_BLOCKS
 from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.fp8_mma import FP8_MMA
@@ -27,7 +28,7 @@ from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
 
 KERNELS = (
     ENCODE, CAST, DECODE, SWIZZLE, UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL, FP4_SUMS, *FP4_BLOCKS.values(),
-    *FP8_MMA.values(),
+    *FP8_MMA.values(), EPILOGUE, EPILOGUE_CODES,
 )  # fmt: skip
 """Every kernel of this package."""
 

@@ -5,7 +5,7 @@
 //   a [rows, bytes], b [columns, bytes] as in fp4_sums.cu. Scales, contiguous: a_scales [ceil(rows / a_extent), blocks
 //   of a], b_scales alike; of MX blocks of 32 k in E8M0, of NV blocks of 16 k in E4M3FN. out float32 [rows, columns]:
 //   acc = +0, then for each block of the narrower width, ascending, acc = RN(acc + RN(sum of a b s_a s_b)), the sum in
-//   the bracket exact. A code NaN makes its partial NaN; every NaN is 7fc00000.
+//   the bracket exact. A scale that is NaN makes its partials NaN; every NaN is 7fc00000.
 //   Grid: x strides over tiles; blocks of QSIM_THREADS.
 // Tiles as in tile.cuh; a stage of 64 bytes holds 64 elements, two or four blocks.
 //

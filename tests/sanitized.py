@@ -16,6 +16,7 @@ from cuda_kernels._place import HOST
 from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
+from cuda_kernels.epilogue import OUTPUTS, epilogue
 from cuda_kernels.footprint import KERNELS
 from cuda_kernels.fp4_blocks import BLOCKS, FP4_BLOCKS, fp4_blocks
 from cuda_kernels.fp4_sums import fp4_sums
@@ -97,6 +98,17 @@ def _fp8_mma(given: Inputs) -> None:
     fp8_mma(HOST, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
 
 
+def _epilogue(given: Inputs) -> None:
+    rules = own(np.array([int(v) for v in rules_of(FMT, POLICIES["ocp"], np.uint32)], np.uint32))
+    column, flat = own(given.x[0]), own(given.x.reshape(-1)[:1])
+    for plane in (given.x, column, own(given.x[:, :1]), flat):
+        for out in (*OUTPUTS, "codes"):
+            epilogue(
+                HOST, given.x, row=given.row, column=column, order="product", beta=2, c=plane, bias=plane,
+                correction=plane, out=out, rules=rules if out == "codes" else None,
+            )  # fmt: skip
+
+
 RUNS = {
     "encode.cu": _encode,
     "cast.cu": _cast,
@@ -106,6 +118,7 @@ RUNS = {
     "fp4_sums.cu": _fp4_sums,
     "fp4_blocks.cu": _fp4_blocks,
     "fp8_mma.cu": _fp8_mma,
+    "epilogue.cu": _epilogue,
 }
 
 

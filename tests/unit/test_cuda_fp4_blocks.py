@@ -15,7 +15,7 @@ from qsim.gemm.exact_scaled import exact_oracle
 from qsim.gemm.products import accumulate, part
 from qsim.gemm.scaled import ScaledOperand
 from qsim.quant.products import _side
-from tests.places import Given
+from tests.places import Given, played_device
 
 pytestmark = pytest.mark.usefixtures("gpp")
 
@@ -174,6 +174,12 @@ def test_strides_addresses_padding_and_the_grid_do_not_matter(kinds):
             HOST, codes, right, 127, np.asfortranarray(a.scale_codes), b.scale_codes[::-1][::-1], kinds=kinds
         )
         assert expected == got.tobytes()
+
+
+def test_the_device_launcher_passes_the_right_arguments(monkeypatch):
+    for kinds in PAIRS:
+        a, b = drawn((70, 20, 47), kinds, [HOSTILE[kind] for kind in kinds], (16, 1))
+        assert agree(a, b, played_device(monkeypatch))
 
 
 # ---- what would be seen ---------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from cuda_kernels import KernelBuildError
 from cuda_kernels._kernel import ARCHES, Kernel
 from cuda_kernels._nvrtc import compile_cubin, nvrtc_version
+from cuda_kernels.epilogue import EPILOGUE
 from cuda_kernels.footprint import KERNELS, compiled, footprint_of, kept
 from cuda_kernels.fp4_blocks import FP4_BLOCKS
 from cuda_kernels.fp4_sums import FP4_SUMS
@@ -24,6 +25,7 @@ ARITHMETIC = {  # of a whole text: what may round, and nothing else
     "fp4_sums.cu": set(),
     "fp4_blocks.cu": {"fma.rn.f32", "mul.rn.f32", "add.rn.f32", "sub.rn.f32"},
     "fp8_mma.cu": set(),
+    "epilogue.cu": {"fma.rn.f32", "mul.rn.f32", "add.rn.f32"},
     "reduce.cu": {"sub.rn.f32", "mul.rn.f64", "add.rn.f64"},
 }
 
@@ -92,6 +94,14 @@ def test_fp8_is_multiplied_by_mma_sync_and_absent_before_sm_89(arch):
         assert ptx.count(f"mma.sync.aligned.m16n8k32.row.col.f32.{pair}.f32") == 16
     with pytest.raises(KernelBuildError, match="sm_89"):
         compile_cubin(kernel.text, "sm_80", name=kernel.file)
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_epilogue_loads_and_stores_four_numbers_at_once(arch):
+    ptx = compiled(EPILOGUE.text, EPILOGUE.file, arch).ptx
+    assert re.search(r"ld\.global\.v4\.[bfu]32", ptx)
+    assert re.search(r"st\.global\.v4\.[bfu]32", ptx)
 
 
 @pytest.mark.usefixtures("nvrtc")

@@ -28,7 +28,7 @@ def watched(*change):
 
 def test_no_kernel_touches_what_is_not_its_own():
     done = watched()
-    assert (done.returncode, done.stdout) == (0, "8 texts, 10 shapes\n"), done.stderr[-3000:]
+    assert (done.returncode, done.stdout) == (0, "9 texts, 10 shapes\n"), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,9 @@ def test_no_kernel_touches_what_is_not_its_own():
         ("fp4_blocks.cu", "own && k < depth ?", "own ?", "READ of size 1"),
         ("fp4_blocks.cu", "row < a.rows ?", "row <= a.rows ?", "READ of size 1"),
         ("fp8_mma.cu", "if (first + i < depth)", "if (first + i <= depth)", "READ of size 1"),
+        ("epilogue.cu", "i < count ? at[i * across]", "i <= count ? at[i * across]", "READ of size 4"),
+        ("epilogue.cu", "if (i < count) at[i] = __uint_as_float(bits[i]);", "at[i] = __uint_as_float(bits[i]);",
+         "WRITE of size 4"),
         ("tile.cuh", "row < rows && column < columns", "row < rows && column <= columns", "WRITE of size 4"),
     ],
 )  # fmt: skip
