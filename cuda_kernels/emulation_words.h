@@ -4,6 +4,7 @@
 // ---- barriers and warp operations ------------------------------------------------------------------------------------
 
 #define __syncthreads() ::qsim_emulation::wait_at_barrier(__LINE__)
+#define __syncthreads_or(flag) (::qsim_emulation::count_at_barrier(__LINE__, flag) != 0)
 #define __syncwarp(...) ::qsim_emulation::sync_warp(__LINE__, ##__VA_ARGS__)
 #define __shfl_sync(mask, value, source) ::qsim_emulation::shuffle(mask, __LINE__, value, source)
 #define __shfl_xor_sync(mask, value, other) \
@@ -14,6 +15,14 @@
 #define __all_sync(mask, flag) (::qsim_emulation::ballot(mask, __LINE__, !(flag)) == 0u)
 
 namespace qsim_emulation {
+
+// How many threads of the block bring ``flag``.
+inline int count_at_barrier(int line, bool flag)
+{
+    block->counted += flag ? 1 : 0;
+    wait_at_barrier(line);
+    return block->agreed;
+}
 
 inline void sync_warp(int line, unsigned mask = 0xFFFFFFFFu)
 {
@@ -96,6 +105,7 @@ struct __align__(16) uint4 { unsigned x, y, z, w; };
 struct __align__(8) uint2 { unsigned x, y; };
 
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 inline float __fadd_rn(float a, float b) { return a + b; }
@@ -122,6 +132,8 @@ To bits_as(From value)
 
 inline unsigned __float_as_uint(float x) { return qsim_emulation::bits_as<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return qsim_emulation::bits_as<float>(x); }
+inline int __float_as_int(float x) { return qsim_emulation::bits_as<int>(x); }
+inline float __int_as_float(int x) { return qsim_emulation::bits_as<float>(x); }
 inline long long __double_as_longlong(double x) { return qsim_emulation::bits_as<long long>(x); }
 inline double __longlong_as_double(long long x) { return qsim_emulation::bits_as<double>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

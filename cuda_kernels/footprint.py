@@ -19,6 +19,8 @@ from cuda_kernels._nvrtc import Compiled, compile_cubin, nvrtc_version
 from cuda_kernels.cast import CAST
 from cuda_kernels.decode import DECODE
 from cuda_kernels.encode import ENCODE
+from cuda_kernels.epilogue import EPILOGUE, EPILOGUE_CODES
+from cuda_kernels.fp4_blocks import FP4_BLOCKS
 from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.fp8_mma import FP8_MMA
 from cuda_kernels.pack import PACK, UNPACK
@@ -26,18 +28,10 @@ from cuda_kernels.reduce import OBSERVE, SUMS_TOP, SUMS_TOTAL
 from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
 
 KERNELS = (
-    ENCODE,
-    CAST,
-    DECODE,
-    PACK,
-    UNPACK,
-    SWIZZLE,
-    UNSWIZZLE,
-    OBSERVE,
-    SUMS_TOP,
-    SUMS_TOTAL,
-    FP4_SUMS,
-    *FP8_MMA.values(),
+    *(ENCODE, CAST, DECODE, PACK, UNPACK, SWIZZLE, UNSWIZZLE),
+    *(OBSERVE, SUMS_TOP, SUMS_TOTAL),
+    *(FP4_SUMS, *FP4_BLOCKS.values(), *FP8_MMA.values()),
+    *(EPILOGUE, EPILOGUE_CODES),
 )
 """Every kernel of this package."""
 

@@ -10,7 +10,7 @@ from cuda_kernels._kernel import Kernel
 from cuda_kernels._layout import aligned, tile_count
 from cuda_kernels._place import Place, check_array
 
-FP4_SUMS = Kernel("fp4_sums.cu", "qsim_fp4_sums", prelude=("mma.cuh", "tile.cuh"))
+FP4_SUMS = Kernel("fp4_sums.cu", "qsim_fp4_sums", prelude=("mma.cuh", "tile.cuh", "fp4.cuh"))
 THREADS = 128
 MAX_DEPTH = (2**31 - 1) // 144
 """The largest K whose sums an int32 holds: each product is at most 12 * 12."""

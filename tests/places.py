@@ -87,7 +87,12 @@ def place() -> Place:
 
 def launch(launcher: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """``launcher`` at ``place()``: numpy arrays go there and come back."""
-    here = place()
+    return launch_at(None, launcher, *args, **options)
+
+
+def launch_at(here: Place | None, launcher: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """``launcher`` at ``here``, at ``place()`` if None."""
+    here = here or place()
     if here.xp is np:
         return launcher(here, *args, **options)
     sent = [_sent(here, arg) for arg in args]

@@ -15,7 +15,9 @@ import cuda_kernels._kernel as kernels
 from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
+from cuda_kernels.epilogue import OUTPUTS, epilogue
 from cuda_kernels.footprint import KERNELS
+from cuda_kernels.fp4_blocks import BLOCKS, FP4_BLOCKS, fp4_blocks
 from cuda_kernels.fp4_sums import fp4_sums
 from cuda_kernels.fp8_mma import fp8_mma
 from cuda_kernels.pack import pack, unpack
@@ -86,8 +88,29 @@ def _fp4_sums(given: Inputs) -> None:
     launch(fp4_sums, given.codes, given.codes[:1], 2 * given.shape[1] - given.shape[0] % 2)
 
 
+def _fp4_blocks(given: Inputs) -> None:
+    codes, depth = given.codes, 2 * given.shape[1] - given.shape[0] % 2
+    for kinds in FP4_BLOCKS:
+        rows = -(-codes.shape[0] // 2)  # two rows of a share a scale
+        grids = [
+            own(np.full((n, -(-depth // BLOCKS[kind])), 127, np.uint8))
+            for n, kind in zip((rows, 1), kinds, strict=True)
+        ]
+        launch(fp4_blocks, codes, own(codes[:1]), depth, *grids, kinds=kinds, extents=(2, 1))
+
+
 def _fp8_mma(given: Inputs) -> None:
     launch(fp8_mma, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
+
+
+def _epilogue(given: Inputs) -> None:
+    rules = own(np.array([int(v) for v in rules_of(FMT, POLICIES["ocp"], np.uint32)], np.uint32))
+    column, flat = own(given.x[0]), own(given.x.reshape(-1)[:1])
+    for plane in (given.x, column, own(given.x[:, :1]), flat):
+        for out in (*OUTPUTS, "codes"):
+            launch(epilogue, given.x, row=given.row, column=column, order="product", beta=2, c=plane, bias=plane,
+                correction=plane, out=out, rules=rules if out == "codes" else None,
+            )  # fmt: skip
 
 
 RUNS = {
@@ -98,7 +121,9 @@ RUNS = {
     "pack.cu": _pack,
     "swizzle.cu": _swizzle,
     "fp4_sums.cu": _fp4_sums,
+    "fp4_blocks.cu": _fp4_blocks,
     "fp8_mma.cu": _fp8_mma,
+    "epilogue.cu": _epilogue,
 }
 
 

@@ -152,9 +152,16 @@ def output(y: F32, out_dtype: str, epilogue: Epilogue) -> AnyArray:
         if name == "bfloat16":
             return _bfloat16(y)
         try:
-            return encode(y if scale == 1 else y * scale, name, overflow=epilogue.overflow)
+            return encode(y if scale == 1 else _times(y, scale), name, overflow=epilogue.overflow)
         except FormatError as error:
             raise FormatError(f"D times scale_d: {error}") from None
+
+
+def _times(y: F32, scale: np.float32) -> F32:
+    """RN(y scale); a NaN that the product makes (Inf * 0) is positive, as processors differ there."""
+    scaled = np.asarray(y * scale, np.float32)
+    made = np.isnan(scaled) & ~np.isnan(y)
+    return np.where(made, np.float32(np.nan), scaled) if made.any() else scaled
 
 
 def output_name(out_dtype: object) -> str:

@@ -82,7 +82,7 @@ def test_the_grid_never_changes_a_sum():
         ("tile.cuh", "at.g + 8 * (i / 2);", "at.g + 8 * (i % 2);"),  # rows of the result
         ("tile.cuh", "2 * at.t + i % 2", "2 * at.t + i / 2"),  # columns of the result
         ("mma.cuh", "right[16 * i + 4 * t + byte][g]", "right[16 * i + 4 * g % 16 + byte][t]"),
-        ("fp4_sums.cu", "0xFDFEFF00u", "0xFDFEFF01u"),  # minus zero
+        ("fp4.cuh", "0xFDFEFF00u", "0xFDFEFF01u"),  # minus zero
     ],
 )  # fmt: skip
 def test_a_wrong_fragment_index_is_seen(monkeypatch, file, old, new):

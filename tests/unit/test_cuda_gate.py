@@ -6,9 +6,11 @@ from importlib.resources import files
 import pytest
 
 from cuda_kernels import KernelBuildError
-from cuda_kernels._kernel import Kernel
+from cuda_kernels._kernel import ARCHES, Kernel
 from cuda_kernels._nvrtc import compile_cubin, nvrtc_version
+from cuda_kernels.epilogue import EPILOGUE
 from cuda_kernels.footprint import KERNELS, compiled, footprint_of, kept
+from cuda_kernels.fp4_blocks import FP4_BLOCKS
 from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.fp8_mma import FP8_MMA
 from tests.oracles import unavailable
@@ -22,7 +24,9 @@ ARITHMETIC = {  # of a whole text: what may round, and nothing else
     "pack.cu": set(),
     "swizzle.cu": set(),
     "fp4_sums.cu": set(),
+    "fp4_blocks.cu": {"fma.rn.f32", "mul.rn.f32", "add.rn.f32", "sub.rn.f32"},
     "fp8_mma.cu": set(),
+    "epilogue.cu": {"fma.rn.f32", "mul.rn.f32", "add.rn.f32"},
     "reduce.cu": {"sub.rn.f32", "mul.rn.f64", "add.rn.f64"},
 }
 
@@ -30,7 +34,8 @@ ARITHMETIC = {  # of a whole text: what may round, and nothing else
 def complaints(ptx, log, arithmetic):
     """What is wrong with a compiled text."""
     found = set(FLOATING.findall(ptx)) - arithmetic
-    found |= {word for word in (".ftz", "fma.", ".approx") if word in ptx}
+    fused = () if any(name.startswith("fma.") for name in arithmetic) else ("fma.",)  # a text that means it names it
+    found |= {word for word in (".ftz", ".approx", *fused) if word in ptx}
     return found | set(re.findall(r"C75\d\d", log))
 
 
@@ -72,6 +77,16 @@ def test_fp4_goes_through_the_int8_tensor_cores(arch):
 
 
 @pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ARCHES)
+def test_fp4_blocks_go_through_the_int8_tensor_cores(arch):
+    kernel = FP4_BLOCKS["e8m0", "e4m3"]
+    ptx = compiled(kernel.text, kernel.file, arch).ptx
+    # 2 x 4 tiles of a warp; MX alone: 32 k, the plain path in two copies and the careful one; others: 16 k, twice each
+    assert ptx.count("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32") == 8 * 3
+    assert ptx.count("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32") == 16 * (3 + 3 + 2)
+
+
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ["sm_89", "sm_90a", "sm_100a"])
 def test_fp8_is_multiplied_by_mma_sync_and_absent_before_sm_89(arch):
     kernel = FP8_MMA["float8_e4m3fn", "float8_e5m2"]
@@ -80,6 +95,14 @@ def test_fp8_is_multiplied_by_mma_sync_and_absent_before_sm_89(arch):
         assert ptx.count(f"mma.sync.aligned.m16n8k32.row.col.f32.{pair}.f32") == 16
     with pytest.raises(KernelBuildError, match="sm_89"):
         compile_cubin(kernel.text, "sm_80", name=kernel.file)
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_epilogue_loads_and_stores_four_numbers_at_once(arch):
+    ptx = compiled(EPILOGUE.text, EPILOGUE.file, arch).ptx
+    assert re.search(r"ld\.global\.v4\.[bfu]32", ptx)
+    assert re.search(r"st\.global\.v4\.[bfu]32", ptx)
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -97,6 +120,10 @@ def test_the_gate_can_fail():
     assert not complaints(good.ptx, good.log, {"mul.rn.f32", "add.rn.f32"} | set(FLOATING.findall(good.ptx)))
     bad = compile_cubin(plain, "sm_90a", ptx=True, options=("--fmad=true", "--ftz=true"))
     assert {".ftz", "fma."} <= complaints(bad.ptx, bad.log, set())
+    fused = compile_cubin(plain, "sm_90a", ptx=True, options=("--fmad=true",))
+    assert {"fma.", "fma.rn.f32"} <= complaints(fused.ptx, fused.log, {"mul.rn.f32", "add.rn.f32"})
+    assert not complaints(fused.ptx, fused.log, {"fma.rn.f32"})
+    assert complaints(fused.ptx, fused.log, {"fma.rn.f64"}) == {"fma.rn.f32"}
     assert "C7510" in complaints("", "ptxas info (C7510): Potential Performance Loss", set())
 
 

@@ -48,6 +48,19 @@ def test_a_barrier_separates_writes_from_reads():
     assert (without != out).any()
 
 
+def test_a_barrier_tells_whether_any_thread_brought_a_flag():
+    body = """
+    int* mine = out + threadIdx.x * 4;
+    mine[0] = __syncthreads_or(threadIdx.x == 63);
+    mine[1] = __syncthreads_or(false);
+    mine[2] = __syncthreads_or(true);
+    __syncthreads();
+    mine[3] = __syncthreads_or(threadIdx.x > 64);
+    """
+    out = run(kernel(body), np.full(64 * 4, 9, np.int32), block=(64,)).reshape(64, 4)
+    assert (out == [1, 0, 1, 0]).all()
+
+
 def test_shared_memory_is_poisoned_before_every_block():
     body = """
     __shared__ unsigned once;

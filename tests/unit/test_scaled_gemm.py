@@ -334,6 +334,14 @@ def test_an_fp8_output_is_scaled_once_more_and_saturates():
     assert np.uint8 == codes.dtype
 
 
+@pytest.mark.parametrize("scale", [0.0, np.inf, -np.inf])
+def test_a_nan_that_the_scale_of_an_fp8_output_makes_is_positive(scale):
+    """Inf * 0: the sign of that NaN differs between processors."""
+    a, b = ones(1, 16), ones(1, 16)
+    with_inf = Epilogue(alpha=np.inf if scale == 0 else 0.0, scale_d=scale)
+    assert 0x7F == scaled_gemm(a, b, transpose_b=True, out_dtype="e4m3", epilogue=with_inf)[0, 0]
+
+
 # ---- centres and rotations --------------------------------------------------------------------------------------
 
 
