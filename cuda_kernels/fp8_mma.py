@@ -17,7 +17,7 @@ MODELS = {"sm_89": "ada_mma_sync", "sm_90a": "hopper_mma_sync", "sm_100a": "blac
 FORMATS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 FP8_MMA = {
     (a, b): Kernel(
-        "fp8_mma.cu", f"qsim_fp8_mma_{FORMATS[a]}_{FORMATS[b]}", prelude=("mma_fp8.cuh", "tile.cuh"), arches=ARCHES
+        "fp8_mma.cu", f"qsim_fp8_mma_{FORMATS[a]}_{FORMATS[b]}", prelude=("block_fma.cuh", "mma_fp8.cuh", "tile.cuh"), arches=ARCHES
     )
     for a in FORMATS
     for b in FORMATS

@@ -90,8 +90,8 @@ def test_strides_do_not_matter_and_no_accumulator_is_zero():
         ("tile.cuh", "at.g + 8 * (i % 2)) * QSIM_PITCH + k + at.t + 4 * (i / 2)",
          "at.g + 8 * (i / 2)) * QSIM_PITCH + k + at.t + 4 * (i % 2)"),  # a[1] and a[2] swapped
         ("tile.cuh", "QSIM_PITCH + k + at.t + 4 * i]", "QSIM_PITCH + k + at.t + 4 * (1 - i)]"),  # b[0] and b[1]
-        ("mma_fp8.cuh", "left[g + 8 * (i % 2)][16 * (i / 2)", "left[g + 8 * (i / 2)][16 * (i % 2)"),
-        ("mma_fp8.cuh", "right[g][16 * i + 4 * t + byte]", "right[g][16 * (1 - i) + 4 * t + byte]"),
+        ("mma_fp8.cuh", "left[g + 8 * (i % 2)][place_of(16 * (i / 2)", "left[g + 8 * (i / 2)][place_of(16 * (i % 2)"),
+        ("mma_fp8.cuh", "right[g][place_of(16 * i + 4", "right[g][place_of(16 * (1 - i) + 4"),
         ("mma_fp8.cuh", "FRACTION = QSIM_LOWERED ? 25 : 13", "FRACTION = QSIM_LOWERED ? 25 : 14"),
         ("mma_fp8.cuh", "RESULT = QSIM_LOWERED ? 23 : 13", "RESULT = QSIM_LOWERED ? 23 : 14"),
     ],
