@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@
 
 #define QSIM_EMULATED 1
 #define __global__
+#define __grid_constant__
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -113,7 +115,7 @@ struct Context {
 
 // ---- a block -----------------------------------------------------------------------------------------------------
 
-enum class State { READY, AT_BARRIER, AT_WARP, DONE };
+enum class State { READY, AT_BARRIER, WAITING, DONE };
 
 using Combine = void (*)(unsigned mask, unsigned char (*in)[BLOB], unsigned char (*out)[BLOB]);
 
@@ -138,6 +140,8 @@ struct Block {
     Context scheduler;
     unsigned current = 0;
     bool failed = false;
+    unsigned long progress = 0;   // waits that ended
+    std::shared_ptr<void> extra;  // what a header keeps beside the threads of one block
     void (*run)(void*) = nullptr;
     void* arguments = nullptr;
     int counted = 0;  // of __syncthreads_or and its like
@@ -153,6 +157,26 @@ inline unsigned lane() { return block->current % WARP; }
 inline Warp& warp() { return block->warps[block->current / WARP]; }
 
 inline void pause() { Context::change(self().context, block->scheduler); }
+
+// Ends the block: the launch fails. The reason has been written to stderr.
+[[noreturn]] inline void fail()
+{
+    block->failed = true;
+    pause();
+    std::abort();  // nobody resumes what failed
+}
+
+// Other fibres run until ready(); a block in which no wait ends any more is a deadlock.
+template <typename Ready>
+void wait_until(int line, Ready ready)
+{
+    self().line = line;
+    while (!ready()) {
+        self().state = State::WAITING;
+        pause();
+    }
+    ++block->progress;
+}
 
 inline void enter()
 {
@@ -178,7 +202,7 @@ Out meet(unsigned mask, int line, const In& mine, Combine combine)
     const unsigned me = lane();
     if (!(mask >> me & 1u)) {
         std::fprintf(stderr, "qsim emulation: line %d: lane %u is not in the mask %08x it uses\n", line, me, mask);
-        block->failed = true;
+        fail();
     }
     if (own.arrived == 0) {
         own.line = line;
@@ -186,7 +210,7 @@ Out meet(unsigned mask, int line, const In& mine, Combine combine)
     } else if (own.line != line || own.wanted != mask) {
         std::fprintf(stderr, "qsim emulation: lanes of a warp meet at lines %d (mask %08x) and %d (mask %08x)\n",
                      own.line, own.wanted, line, mask);
-        block->failed = true;
+        fail();
     }
     std::memcpy(own.in[me], &mine, sizeof mine);
     own.arrived |= 1u << me;
@@ -195,13 +219,8 @@ Out meet(unsigned mask, int line, const In& mine, Combine combine)
         combine(own.wanted, own.in, own.out);
         own.arrived = 0;
         ++own.generation;
-    } else {
-        self().line = line;
-        while (own.generation == before && !block->failed) {
-            self().state = State::AT_WARP;
-            pause();
-        }
     }
+    wait_until(line, [&] { return own.generation != before; });
     Out result{};
     std::memcpy(&result, own.out[me], sizeof result);
     return result;
@@ -215,14 +234,13 @@ inline bool run_block()
         int line = 0;
         for (unsigned i = 0; i < block->fibres.size(); ++i) {
             Fibre& fibre = block->fibres[i];
-            if (fibre.state == State::READY || fibre.state == State::AT_WARP) {
-                const bool waiting = fibre.state == State::AT_WARP;
-                const unsigned long before = block->warps[i / WARP].generation;
+            if (fibre.state == State::READY || fibre.state == State::WAITING) {
+                const bool waiting = fibre.state == State::WAITING;
+                const unsigned long before = block->progress;
                 block->current = i;
                 fibre.state = State::READY;
                 Context::change(block->scheduler, fibre.context);
-                moved = moved || !waiting || fibre.state != State::AT_WARP ||
-                        block->warps[i / WARP].generation != before;
+                moved = moved || !waiting || fibre.state != State::WAITING || block->progress != before;
             }
             if (block->failed) return false;
             if (fibre.state == State::DONE) continue;
@@ -245,7 +263,7 @@ inline bool run_block()
                 if (fibre.state == State::AT_BARRIER) fibre.state = State::READY;
         } else if (!moved) {
             for (unsigned i = 0; i < block->fibres.size(); ++i)
-                if (block->fibres[i].state == State::AT_WARP || block->fibres[i].state == State::AT_BARRIER)
+                if (block->fibres[i].state == State::WAITING || block->fibres[i].state == State::AT_BARRIER)
                     std::fprintf(stderr, "qsim emulation: deadlock: thread %u of block (%u, %u, %u) waits at line %d\n",
                                  i, block_index.x, block_index.y, block_index.z, block->fibres[i].line);
             return false;
@@ -304,6 +322,7 @@ bool launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
             fibre.context.begin(mine.stacks.data() + STACK * i, &enter);
         }
         for (Warp& w : mine.warps) w.arrived = 0;
+        mine.extra.reset();
         fine = run_block();
     }
     block = nullptr;

@@ -20,11 +20,15 @@ from cuda_kernels.cast import CAST
 from cuda_kernels.decode import DECODE
 from cuda_kernels.encode import ENCODE
 from cuda_kernels.fp4_sums import FP4_SUMS
-from cuda_kernels.fp8_mma import FP8_MMA
+from cuda_kernels.fp8_mma import FP8_MMA, FP8_MMA_PROMOTED
+from cuda_kernels.fp8_wgmma import FP8_WGMMA
 from cuda_kernels.reduce import OBSERVE, SUMS_TOP, SUMS_TOTAL
 from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
 
-KERNELS = (ENCODE, CAST, DECODE, SWIZZLE, UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL, FP4_SUMS, *FP8_MMA.values())
+KERNELS = (
+    *(ENCODE, CAST, DECODE, SWIZZLE, UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL, FP4_SUMS),
+    *(*FP8_MMA.values(), *FP8_MMA_PROMOTED.values(), *FP8_WGMMA.values()),
+)
 """Every kernel of this package."""
 
 

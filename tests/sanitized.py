@@ -19,6 +19,7 @@ from cuda_kernels.encode import encode
 from cuda_kernels.footprint import KERNELS
 from cuda_kernels.fp4_sums import fp4_sums
 from cuda_kernels.fp8_mma import fp8_mma
+from cuda_kernels.fp8_wgmma import fp8_wgmma
 from cuda_kernels.reduce import observe, sums, totals
 from cuda_kernels.swizzle import swizzle, unswizzle
 from qsim.codec.general_kernels import rules_of
@@ -82,7 +83,20 @@ def _fp4_sums(given: Inputs) -> None:
 
 
 def _fp8_mma(given: Inputs) -> None:
-    fp8_mma(HOST, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
+    for more in ({}, _blocks(given)):
+        fp8_mma(HOST, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"), **more)
+
+
+def _fp8_wgmma(given: Inputs) -> None:
+    for more in ({}, _blocks(given)):
+        fp8_wgmma(HOST, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"), **more)
+
+
+def _blocks(given: Inputs) -> dict[str, Any]:
+    rows, depth = given.shape
+    blocks = -(-depth // 128)
+    scales = own(np.ones((rows, blocks), np.float32)), (1, 128), own(np.ones((1, blocks), np.float32)), (128, 128)
+    return {"scales": scales, "split_k": 2}
 
 
 RUNS = {
@@ -93,6 +107,7 @@ RUNS = {
     "swizzle.cu": _swizzle,
     "fp4_sums.cu": _fp4_sums,
     "fp8_mma.cu": _fp8_mma,
+    "fp8_wgmma.cu": _fp8_wgmma,
 }
 
 

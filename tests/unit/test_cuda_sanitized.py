@@ -28,7 +28,7 @@ def watched(*change):
 
 def test_no_kernel_touches_what_is_not_its_own():
     done = watched()
-    assert (done.returncode, done.stdout) == (0, "7 texts, 10 shapes\n"), done.stderr[-3000:]
+    assert (done.returncode, done.stdout) == (0, "8 texts, 10 shapes\n"), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,10 @@ def test_no_kernel_touches_what_is_not_its_own():
         ("reduce.cu", "j % center_period]", "j % center_period + 1]", "READ of size 4"),
         ("swizzle.cu", "tiles[word] = value;", "tiles[word + 1] = value;", "WRITE of size 4"),
         ("fp4_sums.cu", "if (row >= rows) return;", "if (row > rows) return;", "READ of size"),
-        ("fp8_mma.cu", "if (first + i < depth)", "if (first + i <= depth)", "READ of size 1"),
+        ("fp8_mma.cu", "if (first + i < last)", "if (first + i <= last)", "READ of size 1"),
+        ("promote.cuh", "min(row, count - 1)", "min(row, count)", "READ of size 4"),
+        ("fp8_wgmma.cu", "row < rows && column < columns", "row <= rows && column < columns", "of size 4"),
+        ("wgmma_emulated.cuh", "1ull * r < word[2]", "1ull * r <= word[2]", "READ of size 1"),
         ("tile.cuh", "row < rows && column < columns", "row < rows && column <= columns", "WRITE of size 4"),
     ],
 )  # fmt: skip
