@@ -1,16 +1,14 @@
 """What the emulation of TMA, mbarriers and wgmma sees: wrong indices, phases and waits of the kernel."""
 
 import functools
-import re
 
 import numpy as np
 import pytest
 
-import cuda_kernels._kernel as kernels
 from cuda_kernels import _tensor_map, host, source
 from cuda_kernels.fp8_wgmma import FP8_WGMMA, fp8_wgmma
 from cuda_kernels.host import EmulationError
-from tests.places import Given
+from tests.mutants import mutant
 from tests.unit.test_cuda_fp8_wgmma import E4M3, drawn, expected
 
 SHAPE = (80, 24, 720)  # both warpgroups, six stages: every slot of the ring again
@@ -53,17 +51,9 @@ REPORTED = [
 ]  # fmt: skip
 
 
-def changed(monkeypatch, file=None, old="", new=""):
+def changed(monkeypatch, file="", old="", new=""):
     """The emulation of the kernel whose text is changed in one place; of its entries the one that runs."""
-    plain = source(file) if file else ""
-    assert not file or plain.count(old) == 1, (old, plain.count(old))
-
-    def text(name):
-        own = plain.replace(old, new) if name == file else source(name)
-        return re.sub(r"QSIM_WGMMA_ENTRY\(\w+, .*E5M2.*\)\n", "", own)
-
-    monkeypatch.setattr(kernels, "source", text)
-    return Given(made=host.build(KERNEL.text, KERNEL.entry, options=("-O1",)))
+    return mutant(monkeypatch, KERNEL, file, old, new, drop=r"\nQSIM_WGMMA_ENTRY\(\w+, .*E5M2.*")
 
 
 @functools.cache
