@@ -1,8 +1,9 @@
 // One block-FMA step on FP8 codes, as tensor cores add: the arithmetic behind the emulated matrix instructions.
 //
 // qsim/gemm/block_fma.py is the definition, qsim/gemm/models.py the list of models; this is its fast twin in integers.
-// A step takes ``count`` products and one accumulator c: products are exact and not normalised, each term is cut toward
-// zero to a multiple of 2^(E - FRACTION), E the largest exponent, and the sum to RESULT fraction bits of its own binade.
+// A step takes ``count`` products and one accumulator c: products are exact and not normalised, each term is cut
+// toward zero to a multiple of 2^(E - FRACTION), E the largest exponent, and the sum to RESULT fraction bits of its own
+// binade.
 #pragma once
 
 enum { QSIM_E4M3 = 0, QSIM_E5M2 = 1 };

@@ -1,12 +1,12 @@
 // CUDA on a CPU, for g++ to compile a kernel's own text and run it: blocks, shared memory, barriers, warp operations,
 // atomics. Threads of a block are fibres on one host thread, blocks run one after another, in ascending order.
 //
-// What it finds: a barrier that some threads of a block never reach, or reach at another line, and a warp operation that
-// some of its lanes never reach (a message on stderr, and launch returns false); shared memory that is read before it
-// is written (it is filled with 0xA5 before every block). What it cannot find: races between barriers, as fibres switch
-// only there. Under AddressSanitizer (host.py) an access outside global or dynamic shared memory ends the process; outside
-// a __shared__ variable it is not seen. Compile with -std=c++17 -ffp-contract=off: then + - * / are the _rn operations,
-// subnormals included.
+// What it finds: a barrier that some threads of a block never reach, or reach at another line, a warp operation that
+// some of its lanes never reach, a wait that nothing ends (a message on stderr, and launch returns false); shared
+// memory that is read before it is written (it is filled with 0xA5 before every block). What it cannot find: races
+// between barriers, as fibres switch only there. Under AddressSanitizer (host.py) an access outside global or dynamic
+// shared memory ends the process; outside a __shared__ variable it is not seen. Compile with -std=c++17
+// -ffp-contract=off: then + - * / are the _rn operations, subnormals included.
 #pragma once
 
 #include <cmath>

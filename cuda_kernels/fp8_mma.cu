@@ -6,8 +6,8 @@
 //   Bits: ada_mma_sync on sm_89, hopper_mma_sync on sm_90a and newer; each output is one chain in ascending k, whatever
 //   the grid. Grid: x strides over tiles; blocks of QSIM_THREADS.
 //
-// qsim_fp8_mma_promoted_*: the same over k of [begin, end), in chains of ``run`` k that each begin with +0, multiples of
-// what the device adds in one go (16 on sm_89, 32 on later ones); where a chain ends, its partial joins the sum as
+// qsim_fp8_mma_promoted_*: the same over k of [begin, end), in chains of ``run`` k that each begin with +0, multiples
+// of what the device adds in one go (16 on sm_89, 32 on later ones); where a chain ends, its partial joins the sum as
 // promote.cuh says, scaled by the block scales of the chain's first k. more: the sum joins what out holds.
 //
 // Tiles as in tile.cuh; a stage of 64 bytes holds 64 codes, of one chain alone: zeros behind its end.

@@ -1,15 +1,17 @@
 // qsim_fp8_wgmma_*: sums of products of FP8 codes by wgmma, fed by TMA: the bits of the model hopper_wgmma.
 //
 // Contract
-//   a, b: tensor maps of codes [rows, K] and [columns, K], boxes of 128 rows x 128 bytes, 128-byte swizzle, zero outside.
+//   a, b: tensor maps of codes [rows, K] and [columns, K]: boxes of 128 rows x 128 bytes, 128-byte swizzle, zero
+//   outside.
 //   out float32 [rows, columns]: sums over k of [begin, end), in chains of ``run`` k (both multiples of 32) that each
 //   begin with +0 and take 32 products a step in ascending k; where a chain ends, its partial joins the sum as
 //   promote.cuh says, scaled by the block scales of the chain's first k. more: the sum joins what out holds.
 //   Grid: x strides over tiles of 128 x 128; blocks of QSIM_THREADS; QSIM_SHARED bytes of dynamic shared memory.
 //
-// Two warpgroups make 64 x 128 outputs each; one thread of a ninth warp keeps four stages of 128 k filled. A stage holds
-// 128 rows of a, then 128 of b. Its barrier ``full`` counts the producer and the bytes of both loads, ``empty`` the eight
-// consuming warps. A chain begins at a new stage; what of a stage lies past the chain's end is not multiplied.
+// Two warpgroups make 64 x 128 outputs each; one thread of a third keeps four stages of 128 k filled. A stage holds 128
+// rows of a, then 128 of b. Its barrier ``full`` counts the producer and the bytes of both loads, ``empty`` the eight
+// consuming warps. A chain begins at a new stage; what of a stage lies past the chain's end is not multiplied: zeros
+// are, which lie behind the stages and add nothing to an accumulator that a step has made.
 // Needs block_fma.cuh, wgmma_emulated.cuh, wgmma.cuh, promote.cuh.
 
 #define QSIM_THREADS 384
@@ -116,7 +118,8 @@ __device__ __forceinline__ void qsim_consume(
             #pragma unroll
             for (int i = 0; i < 64; ++i) {
                 const int column = qsim_scale_row(scale_b, start + column_of(i), columns);
-                sums[i] = qsim_promoted(sums[i], d[i], scaled, by_row[i / 2 % 2], qsim_scale_at(scale_b, column, block_b));
+                const float by_column = qsim_scale_at(scale_b, column, block_b);
+                sums[i] = qsim_promoted(sums[i], d[i], scaled, by_row[i / 2 % 2], by_column);
             }
         }
         #pragma unroll

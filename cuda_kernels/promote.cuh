@@ -2,7 +2,8 @@
 //
 //   without scales   sum = RN(sum + partial)
 //   with scales      sum = RN(partial RN(s_a s_b) + sum), one rounding
-// A sum begins with +0: a partial is never -0, so the first one is kept as it is. qsim/gemm/products.py is the definition.
+// A sum begins with +0: a partial is never -0, so the first one is kept as it is. qsim/gemm/products.py is the
+// definition.
 #pragma once
 
 // float32 scales of an operand, [row blocks, blocks of K], each block ``rows`` x ``depth``; null: none, which is 1.

@@ -96,10 +96,8 @@ def test_strides_do_not_matter_and_no_accumulator_is_zero():
     ],
 )  # fmt: skip
 def test_a_wrong_index_or_width_is_seen(monkeypatch, file, old, new):
-    kernel, options = FP8_MMA[E4M3, E4M3], ("-DQSIM_EMULATED_ARCH=89",)
-    changed = mutant(
-        monkeypatch, FP8_MMA[E4M3, E4M3], file, old, new, drop=r"\nQSIM_FP8_ENTRIES\(.*E5M2.*", options=options
-    )
+    kernel, more = FP8_MMA[E4M3, E4M3], ("-DQSIM_EMULATED_ARCH=89",)
+    changed = mutant(monkeypatch, kernel, file, old, new, drop=r"\nQSIM_FP8_ENTRIES\(.*E5M2.*", options=more)
     a, b, c = drawn((16, 16, 64), hostile=False)
     out = fp8_mma(changed, a, b, formats=(E4M3, E4M3), c=c)
     assert expected(a, b, c, (E4M3, E4M3), "ada_mma_sync").tobytes() != out.tobytes()
