@@ -17,6 +17,7 @@ import numpy as np
 
 from cuda_kernels import DeviceMemoryError, DeviceUnavailableError
 from cuda_kernels._kernel import LEAST_CAPABILITY, Kernel, arch_of
+from cuda_kernels._tensor_map import TensorMap, device_map, emulated_map
 from cuda_kernels.host import HostKernel
 
 POISON = 0xEE
@@ -54,10 +55,16 @@ class Place(Protocol):
         """A numpy array as one of this place. DeviceMemoryError where there is no room."""
         ...
 
+    def tensor_map(self, array: Any, box: tuple[int, int]) -> TensorMap:
+        """A kernel argument by which TMA loads boxes (rows, columns) of uint8 ``array`` [rows, columns], whose columns
+        lie together. ValueError for what TMA cannot load.
+        """
+        ...
+
     def spread(self, kernel: Kernel, across: int, down: int, args: Sequence[Any]) -> None:
         """Launch for ``across`` x ``down`` items, one a thread; the kernel strides over what the grid leaves.
 
-        args: arrays, contiguous; None for a null pointer; numpy scalars of exactly the parameters' types.
+        args: arrays, contiguous; None for a null pointer; numpy scalars of exactly the parameters' types; tensor maps.
         """
         ...
 
@@ -92,6 +99,10 @@ class Host:
     def upload(self, array: Any) -> Any:
         """The array itself."""
         return array
+
+    def tensor_map(self, array: Any, box: tuple[int, int]) -> TensorMap:
+        """See ``Place.tensor_map``."""
+        return emulated_map(array, box)
 
     def built(self, kernel: Kernel) -> HostKernel:
         """The kernel as a function on this processor."""
@@ -155,6 +166,10 @@ class Device:
                 "use fewer replicas, smaller tensors, or the numba backend"
             ) from cause
 
+    def tensor_map(self, array: Any, box: tuple[int, int]) -> TensorMap:
+        """See ``Place.tensor_map``."""
+        return device_map(array, box)
+
     def spread(self, kernel: Kernel, across: int, down: int, args: Sequence[Any]) -> None:
         """See ``Place.spread``."""
         grid = min(-(-across // self._THREADS), self._ACROSS), min(down, self._DOWN)
@@ -206,12 +221,20 @@ def check_array(place: Place, what: str, array: Any, dtype: str, *, optional: bo
 def _host_argument(arg: Any) -> Any:
     if isinstance(arg, np.generic):
         return _number(arg.dtype.name)(arg.item())
+    if isinstance(arg, TensorMap):
+        return (ctypes.c_uint64 * arg.words.size).from_buffer(arg.words)
     assert arg is None or arg.flags.c_contiguous, "a kernel takes contiguous arrays"
     return ctypes.c_void_p(None if arg is None else arg.ctypes.data)
 
 
 def _device_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(np.uint64(0) if arg is None else arg for arg in args)
+    return tuple(_device_argument(arg) for arg in args)
+
+
+def _device_argument(arg: Any) -> Any:
+    if isinstance(arg, TensorMap):
+        return arg.value
+    return np.uint64(0) if arg is None else arg
 
 
 @cache

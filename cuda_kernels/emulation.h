@@ -1,12 +1,12 @@
 // CUDA on a CPU, for g++ to compile a kernel's own text and run it: blocks, shared memory, barriers, warp operations,
 // atomics. Threads of a block are fibres on one host thread, blocks run one after another, in ascending order.
 //
-// What it finds: a barrier that some threads of a block never reach, or reach at another line, and a warp operation that
-// some of its lanes never reach (a message on stderr, and launch returns false); shared memory that is read before it
-// is written (it is filled with 0xA5 before every block). What it cannot find: races between barriers, as fibres switch
-// only there. Under AddressSanitizer (host.py) an access outside global or dynamic shared memory ends the process; outside
-// a __shared__ variable it is not seen. Compile with -std=c++17 -ffp-contract=off: then + - * / are the _rn operations,
-// subnormals included.
+// What it finds: a barrier that some threads of a block never reach, or reach at another line, a warp operation that
+// some of its lanes never reach, a wait that nothing ends (a message on stderr, and launch returns false); shared
+// memory that is read before it is written (it is filled with 0xA5 before every block). What it cannot find: races
+// between barriers, as fibres switch only there. Under AddressSanitizer (host.py) an access outside global or dynamic
+// shared memory ends the process; outside a __shared__ variable it is not seen. Compile with -std=c++17
+// -ffp-contract=off: then + - * / are the _rn operations, subnormals included.
 #pragma once
 
 #include <cmath>
@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@
 
 #define QSIM_EMULATED 1
 #define __global__
+#define __grid_constant__
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -113,7 +115,7 @@ struct Context {
 
 // ---- a block -----------------------------------------------------------------------------------------------------
 
-enum class State { READY, AT_BARRIER, AT_WARP, DONE };
+enum class State { READY, AT_BARRIER, WAITING, DONE };
 
 using Combine = void (*)(unsigned mask, unsigned char (*in)[BLOB], unsigned char (*out)[BLOB]);
 
@@ -139,6 +141,8 @@ struct Block {
     Context scheduler;
     unsigned current = 0;
     bool failed = false;
+    unsigned long progress = 0;   // waits that ended
+    std::shared_ptr<void> extra;  // what a header keeps beside the threads of one block
     void (*run)(void*) = nullptr;
     void* arguments = nullptr;
     int counted = 0;  // of __syncthreads_or and its like
@@ -169,6 +173,26 @@ inline Warp& warp() { return block->warps[block->current / WARP]; }
 
 inline void pause() { Context::change(self().context, block->scheduler); }
 
+// Ends the block: the launch fails. The reason has been written to stderr.
+[[noreturn]] inline void fail()
+{
+    block->failed = true;
+    pause();
+    std::abort();  // nobody resumes what failed
+}
+
+// Other fibres run until ready(); a block in which no wait ends any more is a deadlock.
+template <typename Ready>
+void wait_until(int line, Ready ready)
+{
+    self().line = line;
+    while (!ready()) {
+        self().state = State::WAITING;
+        pause();
+    }
+    ++block->progress;
+}
+
 inline void enter()
 {
     block->run(block->arguments);
@@ -193,7 +217,7 @@ Out meet(unsigned mask, int line, const In& mine, Combine combine)
     const unsigned me = lane();
     if (!(mask >> me & 1u)) {
         std::fprintf(stderr, "qsim emulation: line %d: lane %u is not in the mask %08x it uses\n", line, me, mask);
-        block->failed = true;
+        fail();
     }
     if (own.arrived == 0) {
         own.line = line;
@@ -201,7 +225,7 @@ Out meet(unsigned mask, int line, const In& mine, Combine combine)
     } else if (own.line != line || own.wanted != mask) {
         std::fprintf(stderr, "qsim emulation: lanes of a warp meet at lines %d (mask %08x) and %d (mask %08x)\n",
                      own.line, own.wanted, line, mask);
-        block->failed = true;
+        fail();
     }
     std::memcpy(own.in[me], &mine, sizeof mine);
     own.arrived |= 1u << me;
@@ -210,13 +234,8 @@ Out meet(unsigned mask, int line, const In& mine, Combine combine)
         combine(own.wanted, own.in, own.out);
         own.arrived = 0;
         ++own.generation;
-    } else {
-        self().line = line;
-        while (own.generation == before && !block->failed) {
-            self().state = State::AT_WARP;
-            pause();
-        }
     }
+    wait_until(line, [&] { return own.generation != before; });
     Out result{};
     std::memcpy(&result, own.out[me], sizeof result);
     return result;
@@ -230,14 +249,13 @@ inline bool run_block()
         int line = 0;
         for (unsigned i = 0; i < block->fibres.size(); ++i) {
             Fibre& fibre = block->fibres[i];
-            if (fibre.state == State::READY || fibre.state == State::AT_WARP) {
-                const bool waiting = fibre.state == State::AT_WARP;
-                const unsigned long before = block->warps[i / WARP].generation;
+            if (fibre.state == State::READY || fibre.state == State::WAITING) {
+                const bool waiting = fibre.state == State::WAITING;
+                const unsigned long before = block->progress;
                 block->current = i;
                 fibre.state = State::READY;
                 Context::change(block->scheduler, fibre.context);
-                moved = moved || !waiting || fibre.state != State::AT_WARP ||
-                        block->warps[i / WARP].generation != before;
+                moved = moved || !waiting || fibre.state != State::WAITING || block->progress != before;
             }
             if (block->failed) return false;
             if (fibre.state == State::DONE) continue;
@@ -260,7 +278,7 @@ inline bool run_block()
                 if (fibre.state == State::AT_BARRIER) fibre.state = State::READY;
         } else if (!moved) {
             for (unsigned i = 0; i < block->fibres.size(); ++i)
-                if (block->fibres[i].state == State::AT_WARP || block->fibres[i].state == State::AT_BARRIER)
+                if (block->fibres[i].state == State::WAITING || block->fibres[i].state == State::AT_BARRIER)
                     std::fprintf(stderr, "qsim emulation: deadlock: thread %u of block (%u, %u, %u) waits at line %d\n",
                                  i, block_index.x, block_index.y, block_index.z, block->fibres[i].line);
             return false;
@@ -319,6 +337,7 @@ bool launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
             fibre.context.begin(mine.stacks + STACK * i, &enter);
         }
         for (Warp& w : mine.warps) w.arrived = 0;
+        mine.extra.reset();
         fine = run_block();
     }
     block = nullptr;

@@ -22,7 +22,8 @@ from cuda_kernels.encode import ENCODE
 from cuda_kernels.epilogue import EPILOGUE, EPILOGUE_CODES
 from cuda_kernels.fp4_blocks import FP4_BLOCKS
 from cuda_kernels.fp4_sums import FP4_SUMS
-from cuda_kernels.fp8_mma import FP8_MMA
+from cuda_kernels.fp8_mma import FP8_MMA, FP8_MMA_PROMOTED
+from cuda_kernels.fp8_wgmma import FP8_WGMMA
 from cuda_kernels.pack import PACK, UNPACK
 from cuda_kernels.reduce import OBSERVE, SUMS_TOP, SUMS_TOTAL
 from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
@@ -30,7 +31,8 @@ from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
 KERNELS = (
     *(ENCODE, CAST, DECODE, PACK, UNPACK, SWIZZLE, UNSWIZZLE),
     *(OBSERVE, SUMS_TOP, SUMS_TOTAL),
-    *(FP4_SUMS, *FP4_BLOCKS.values(), *FP8_MMA.values()),
+    *(FP4_SUMS, *FP4_BLOCKS.values()),
+    *(*FP8_MMA.values(), *FP8_MMA_PROMOTED.values(), *FP8_WGMMA.values()),
     *(EPILOGUE, EPILOGUE_CODES),
 )
 """Every kernel of this package."""

@@ -2,116 +2,35 @@
 //
 // On sm_89 the instruction is native and its bits are those of the model ada_mma_sync; on sm_90a and newer the compiler
 // lowers it to two float16 instructions and one addition, hopper_mma_sync. The emulation takes one of them by
-// QSIM_EMULATED_ARCH (qsim/gemm/models.py and block_fma.py are the definition).
+// QSIM_EMULATED_ARCH. Needs block_fma.cuh.
 #pragma once
-
-enum { QSIM_E4M3 = 0, QSIM_E5M2 = 1 };
 
 #if defined(QSIM_EMULATED)
 #define QSIM_LOWERED (QSIM_EMULATED_ARCH >= 90)
 
 namespace qsim_fp8 {
 
-constexpr float INFINITE = __builtin_inff();
-
-// value = n * 2^(exponent - fraction), or, where special is not 0, that.
-struct Term {
-    long long n;
-    int exponent, fraction;
-    float special;
-};
-
-inline Term decoded(unsigned code, int format)
-{
-    const int mantissa = format == QSIM_E4M3 ? 3 : 2, bias = format == QSIM_E4M3 ? 7 : 15;
-    const int field = static_cast<int>(code >> mantissa & (format == QSIM_E4M3 ? 15u : 31u));
-    const int low = static_cast<int>(code & ((1u << mantissa) - 1));
-    const bool negative = code >> 7 & 1u;
-    if (format == QSIM_E4M3 ? (code & 0x7Fu) == 0x7Fu : (field == 31 && low != 0)) return {0, 0, 0, __builtin_nanf("")};
-    if (format == QSIM_E5M2 && field == 31) return {0, 0, 0, negative ? -INFINITE : INFINITE};
-    Term term{field == 0 ? low : low + (1 << mantissa), (field == 0 ? 1 : field) - bias, mantissa, 0.0f};
-    while (QSIM_LOWERED && term.n != 0 && term.n < 1 << mantissa && term.exponent > -14) {  // normal in float16
-        term.n *= 2;
-        --term.exponent;
-    }
-    if (negative) term.n = -term.n;
-    return term;
-}
-
-inline Term accumulator(float c)
-{
-    if (!std::isfinite(c)) return {0, 0, 0, c};
-    const unsigned bits = __float_as_uint(c);
-    const int field = static_cast<int>(bits >> 23 & 255u), low = static_cast<int>(bits & 0x7FFFFFu);
-    const long long n = field == 0 ? low : low + (1 << 23);
-    return {bits >> 31 ? -n : n, (field == 0 ? 1 : field) - 127, 23, 0.0f};
-}
-
-inline Term product(const Term& a, const Term& b)
-{
-    if (a.special != 0 || b.special != 0) {  // NaN != 0 too
-        const float left = a.special != 0 ? a.special : static_cast<float>((a.n > 0) - (a.n < 0));
-        const float right = b.special != 0 ? b.special : static_cast<float>((b.n > 0) - (b.n < 0));
-        return {0, 0, 0, left * right};
-    }
-    return {a.n * b.n, a.exponent + b.exponent, a.fraction + b.fraction, 0.0f};
-}
-
-// n * 2^shift toward zero.
-inline long long shifted(long long n, int shift)
-{
-    if (shift >= 0) return n * (1LL << shift);
-    if (shift <= -63) return 0;
-    return n / (1LL << -shift);
-}
-
-inline float step(const Term* terms, int count, float c)
-{
-    constexpr int FRACTION = QSIM_LOWERED ? 25 : 13, RESULT = QSIM_LOWERED ? 23 : 13;
-    const Term own = accumulator(c);
-    bool any = own.n != 0;
-    int top = own.n != 0 ? own.exponent : -1000;
-    float special = own.special;
-    for (int i = 0; i < count; ++i) {
-        if (terms[i].special != 0) special = special != 0 ? special + terms[i].special : terms[i].special;
-        if (terms[i].n != 0 && terms[i].exponent > top) top = terms[i].exponent;
-        any = any || terms[i].n != 0;
-    }
-    if (special != 0) return special;
-    if (!any) return 0.0f;
-    const int unit = top - FRACTION;
-    long long total = shifted(own.n, own.exponent - own.fraction - unit);
-    for (int i = 0; i < count; ++i)
-        total += shifted(terms[i].n, terms[i].exponent - terms[i].fraction - unit);
-    if (total == 0) return 0.0f;
-    const int exponent = 63 - __builtin_clzll(static_cast<unsigned long long>(total < 0 ? -total : total)) + unit;
-    if (exponent > 127) return total < 0 ? -INFINITE : INFINITE;
-    const int last = exponent - RESULT > -149 ? exponent - RESULT : -149;
-    return static_cast<float>(std::ldexp(static_cast<double>(shifted(total, unit - last)), last)) + 0.0f;
-}
-
-inline float dot(const Term* products, float c)
-{
-    Term own[16];
-    float sum = QSIM_LOWERED ? 0.0f : c;
-    for (int half = 0; half < 2; ++half) {
-        for (int i = 0; i < 16; ++i)
-            own[i] = products[QSIM_LOWERED ? i / 2 * 4 + 2 * half + i % 2 : 16 * half + i];
-        sum = step(own, 16, sum);
-    }
-    if (QSIM_LOWERED) sum = c + sum + 0.0f;
-    return sum == sum ? sum : __uint_as_float(0x7FFFFFFFu);
-}
-
 struct Fragments {
     unsigned a[4], b[2];
     float d[4];
 };
 
+// Where product k of an instruction stands: its first step takes 16 of them, its second the others.
+constexpr int place_of(int k) { return QSIM_LOWERED ? 16 * (k / 2 % 2) + k / 4 * 2 + k % 2 : k; }
+
+inline float dot(const Code* a, const Code* b, int mantissa, float c)
+{
+    constexpr int FRACTION = QSIM_LOWERED ? 25 : 13, RESULT = QSIM_LOWERED ? 23 : 13;
+    float sum = QSIM_LOWERED ? 0.0f : c;
+    for (int half = 0; half < 32; half += 16) sum = step<FRACTION, RESULT>(a + half, b + half, 16, mantissa, sum);
+    if (QSIM_LOWERED) sum = c + sum + 0.0f;
+    return canonical(sum);
+}
+
 template <int A, int B>
 void combine(unsigned, unsigned char (*in)[qsim_emulation::BLOB], unsigned char (*out)[qsim_emulation::BLOB])
 {
-    static Term left[16][32], right[8][32];
+    static Code left[16][32], right[8][32];
     static float sum[16][8];
     for (int lane = 0; lane < 32; ++lane) {
         Fragments own;
@@ -119,18 +38,16 @@ void combine(unsigned, unsigned char (*in)[qsim_emulation::BLOB], unsigned char 
         const int g = lane / 4, t = lane % 4;
         for (int i = 0; i < 4; ++i)
             for (int byte = 0; byte < 4; ++byte)
-                left[g + 8 * (i % 2)][16 * (i / 2) + 4 * t + byte] = decoded(own.a[i] >> (8 * byte) & 255u, A);
+                left[g + 8 * (i % 2)][place_of(16 * (i / 2) + 4 * t + byte)] =
+                    decoded(own.a[i] >> (8 * byte) & 255u, A, QSIM_LOWERED);
         for (int i = 0; i < 2; ++i)
             for (int byte = 0; byte < 4; ++byte)
-                right[g][16 * i + 4 * t + byte] = decoded(own.b[i] >> (8 * byte) & 255u, B);
+                right[g][place_of(16 * i + 4 * t + byte)] = decoded(own.b[i] >> (8 * byte) & 255u, B, QSIM_LOWERED);
         for (int i = 0; i < 4; ++i) sum[g + 8 * (i / 2)][2 * t + i % 2] = own.d[i];
     }
     for (int row = 0; row < 16; ++row)
-        for (int column = 0; column < 8; ++column) {
-            Term products[32];
-            for (int k = 0; k < 32; ++k) products[k] = product(left[row][k], right[column][k]);
-            sum[row][column] = dot(products, sum[row][column]);
-        }
+        for (int column = 0; column < 8; ++column)
+            sum[row][column] = dot(left[row], right[column], mantissa_of(A) + mantissa_of(B), sum[row][column]);
     for (int lane = 0; lane < 32; ++lane) {
         const int g = lane / 4, t = lane % 4;
         float own[4];

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from cuda_kernels import _kernel
+from cuda_kernels import _kernel, _place
 from cuda_kernels._kernel import Kernel
 from cuda_kernels._place import HOST, POISON, Device, Host, Place, device
+from cuda_kernels._tensor_map import emulated_map
 from cuda_kernels.host import HostKernel
 from tests.played_cupy import AS_C, PlayedCupy
 
@@ -47,6 +48,7 @@ def played_device(monkeypatch: Any, capability: str = "90", room: int = 1 << 30)
         return launch
 
     monkeypatch.setattr(_kernel, "_device_kernel", loaded)
+    monkeypatch.setattr(_place, "device_map", lambda array, box: emulated_map(array._own, box))
     monkeypatch.setattr(Device, "_ACROSS", 2)  # so that a larger array needs the stride
     monkeypatch.setattr(Device, "_DOWN", 3)
     return Device(cupy)

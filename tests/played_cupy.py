@@ -153,6 +153,7 @@ class PlayedCupy:
 
 
 AS_C: dict[type, Any] = {
+    np.ndarray: lambda value: (ctypes.c_char * value.nbytes).from_buffer(value),  # a struct, by value
     Array: lambda array: ctypes.c_void_p(array.data.ptr),
     np.uint64: lambda address: ctypes.c_void_p(int(address)),
     np.int64: ctypes.c_longlong,

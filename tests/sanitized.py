@@ -20,6 +20,7 @@ from cuda_kernels.footprint import KERNELS
 from cuda_kernels.fp4_blocks import BLOCKS, FP4_BLOCKS, fp4_blocks
 from cuda_kernels.fp4_sums import fp4_sums
 from cuda_kernels.fp8_mma import fp8_mma
+from cuda_kernels.fp8_wgmma import fp8_wgmma
 from cuda_kernels.pack import pack, unpack
 from cuda_kernels.reduce import observe, sums, totals
 from cuda_kernels.swizzle import swizzle, unswizzle
@@ -100,7 +101,8 @@ def _fp4_blocks(given: Inputs) -> None:
 
 
 def _fp8_mma(given: Inputs) -> None:
-    launch(fp8_mma, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
+    for more in ({}, _blocks(given)):
+        launch(fp8_mma, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"), **more)
 
 
 def _epilogue(given: Inputs) -> None:
@@ -108,9 +110,22 @@ def _epilogue(given: Inputs) -> None:
     column, flat = own(given.x[0]), own(given.x.reshape(-1)[:1])
     for plane in (given.x, column, own(given.x[:, :1]), flat):
         for out in (*OUTPUTS, "codes"):
-            launch(epilogue, given.x, row=given.row, column=column, order="product", beta=2, c=plane, bias=plane,
+            launch(
+                epilogue, given.x, row=given.row, column=column, order="product", beta=2, c=plane, bias=plane,
                 correction=plane, out=out, rules=rules if out == "codes" else None,
             )  # fmt: skip
+
+
+def _fp8_wgmma(given: Inputs) -> None:
+    for more in ({}, _blocks(given)):
+        launch(fp8_wgmma, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"), **more)
+
+
+def _blocks(given: Inputs) -> dict[str, Any]:
+    rows, depth = given.shape
+    blocks = -(-depth // 128)
+    scales = own(np.ones((rows, blocks), np.float32)), (1, 128), own(np.ones((1, blocks), np.float32)), (128, 128)
+    return {"scales": scales, "split_k": 2}
 
 
 RUNS = {
@@ -124,6 +139,7 @@ RUNS = {
     "fp4_blocks.cu": _fp4_blocks,
     "fp8_mma.cu": _fp8_mma,
     "epilogue.cu": _epilogue,
+    "fp8_wgmma.cu": _fp8_wgmma,
 }
 
 

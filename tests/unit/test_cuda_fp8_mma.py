@@ -6,14 +6,14 @@ import types
 import numpy as np
 import pytest
 
-import cuda_kernels._kernel as kernels
-from cuda_kernels import DeviceUnavailableError, host, source
+from cuda_kernels import DeviceUnavailableError
 from cuda_kernels._place import HOST, Host, device
 from cuda_kernels.fp8_mma import FP8_MMA, MODELS, fp8_mma
 from qsim.gemm import MODELS as KNOWN
 from qsim.gemm import block_dot
 from tests.golden_rows import need_rows
-from tests.places import Given, launch, place
+from tests.mutants import mutant
+from tests.places import launch, place
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (20, 70, 96), (65, 9, 33), (2, 2, 32), (1, 3, 200), (5, 4, 64)]
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -92,18 +92,15 @@ def test_strides_do_not_matter_and_no_accumulator_is_zero():
         ("tile.cuh", "at.g + 8 * (i % 2)) * QSIM_PITCH + k + at.t + 4 * (i / 2)",
          "at.g + 8 * (i / 2)) * QSIM_PITCH + k + at.t + 4 * (i % 2)"),  # a[1] and a[2] swapped
         ("tile.cuh", "QSIM_PITCH + k + at.t + 4 * i]", "QSIM_PITCH + k + at.t + 4 * (1 - i)]"),  # b[0] and b[1]
-        ("mma_fp8.cuh", "left[g + 8 * (i % 2)][16 * (i / 2)", "left[g + 8 * (i / 2)][16 * (i % 2)"),
-        ("mma_fp8.cuh", "right[g][16 * i + 4 * t + byte]", "right[g][16 * (1 - i) + 4 * t + byte]"),
+        ("mma_fp8.cuh", "left[g + 8 * (i % 2)][place_of(16 * (i / 2)", "left[g + 8 * (i / 2)][place_of(16 * (i % 2)"),
+        ("mma_fp8.cuh", "right[g][place_of(16 * i + 4", "right[g][place_of(16 * (1 - i) + 4"),
         ("mma_fp8.cuh", "FRACTION = QSIM_LOWERED ? 25 : 13", "FRACTION = QSIM_LOWERED ? 25 : 14"),
         ("mma_fp8.cuh", "RESULT = QSIM_LOWERED ? 23 : 13", "RESULT = QSIM_LOWERED ? 23 : 14"),
     ],
 )  # fmt: skip
 def test_a_wrong_index_or_width_is_seen(monkeypatch, file, old, new):
-    plain = source(file)
-    assert plain.count(old) == 1
-    monkeypatch.setattr(kernels, "source", lambda name: plain.replace(old, new) if name == file else source(name))
-    kernel = FP8_MMA[E4M3, E4M3]
-    changed = Given(made=host.build(kernel.text, kernel.entry, options=("-DQSIM_EMULATED_ARCH=89",)))
+    kernel, more = FP8_MMA[E4M3, E4M3], ("-DQSIM_EMULATED_ARCH=89",)
+    changed = mutant(monkeypatch, kernel, file, old, new, drop=r"\nQSIM_FP8_ENTRIES\(.*E5M2.*", options=more)
     a, b, c = drawn((16, 16, 64), hostile=False)
     out = fp8_mma(changed, a, b, formats=(E4M3, E4M3), c=c)
     assert expected(a, b, c, (E4M3, E4M3), "ada_mma_sync").tobytes() != out.tobytes()
@@ -145,6 +142,13 @@ def test_wrong_arguments_are_named():
         ),
         (lambda: fp8_mma(HOST, a, a[:, :2], formats=(E4M3, E4M3)), ValueError, r"not \[M, K\] and \[N, K\]"),
         (lambda: fp8_mma(HOST, a, a, formats=(E4M3, E4M3), c=np.zeros(2, np.float32)), ValueError, r"\[M, N\]"),
+        (
+            lambda: fp8_mma(HOST, a, a, formats=(E4M3, E4M3), c=np.zeros((2, 2), np.float32), split_k=2),
+            ValueError,
+            "begins the one chain",
+        ),
+        (lambda: fp8_mma(HOST, a, a, formats=(E4M3, E4M3), promote_every=24), ValueError, "a multiple of 16"),
+        (lambda: fp8_mma(Host("sm_90a"), a, a, formats=(E4M3, E4M3), promote_every=48), ValueError, "a multiple of 32"),
     ):
         with pytest.raises(error, match=message):
             call()

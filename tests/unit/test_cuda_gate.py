@@ -13,6 +13,7 @@ from cuda_kernels.footprint import KERNELS, compiled, footprint_of, kept
 from cuda_kernels.fp4_blocks import FP4_BLOCKS
 from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.fp8_mma import FP8_MMA
+from cuda_kernels.fp8_wgmma import FP8_WGMMA
 from tests.oracles import unavailable
 
 PAIRS = [pytest.param(kernel, arch, id=f"{kernel.entry}-{arch}") for kernel in KERNELS for arch in kernel.arches]
@@ -25,8 +26,9 @@ ARITHMETIC = {  # of a whole text: what may round, and nothing else
     "swizzle.cu": set(),
     "fp4_sums.cu": set(),
     "fp4_blocks.cu": {"fma.rn.f32", "mul.rn.f32", "add.rn.f32", "sub.rn.f32"},
-    "fp8_mma.cu": set(),
     "epilogue.cu": {"fma.rn.f32", "mul.rn.f32", "add.rn.f32"},
+    "fp8_mma.cu": {"add.rn.f32", "mul.rn.f32", "fma.rn.f32"},
+    "fp8_wgmma.cu": {"add.rn.f32", "mul.rn.f32", "fma.rn.f32"},
     "reduce.cu": {"sub.rn.f32", "mul.rn.f64", "add.rn.f64"},
 }
 
@@ -92,7 +94,8 @@ def test_fp8_is_multiplied_by_mma_sync_and_absent_before_sm_89(arch):
     kernel = FP8_MMA["float8_e4m3fn", "float8_e5m2"]
     ptx = compiled(kernel.text, kernel.file, arch).ptx
     for pair in ("e4m3.e4m3", "e4m3.e5m2", "e5m2.e4m3", "e5m2.e5m2"):
-        assert ptx.count(f"mma.sync.aligned.m16n8k32.row.col.f32.{pair}.f32") == 16
+        # 2 x 4 fragments of a warp, twice 32 of a stage of 64; one chain, and promoted chains
+        assert ptx.count(f"mma.sync.aligned.m16n8k32.row.col.f32.{pair}.f32") == 32
     with pytest.raises(KernelBuildError, match="sm_89"):
         compile_cubin(kernel.text, "sm_80", name=kernel.file)
 
@@ -106,10 +109,34 @@ def test_the_epilogue_loads_and_stores_four_numbers_at_once(arch):
 
 
 @pytest.mark.usefixtures("nvrtc")
+def test_hopper_multiplies_by_wgmma_what_tma_loads():
+    kernel = FP8_WGMMA["float8_e4m3fn", "float8_e5m2"]
+    built = compiled(kernel.text, kernel.file, "sm_90a")
+    for pair in ("e4m3.e4m3", "e4m3.e5m2", "e5m2.e4m3", "e5m2.e5m2"):
+        # the four 32 k of a stage
+        assert built.ptx.count(f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{pair} ") == 4
+    words = {
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes": 2,
+        "mbarrier.arrive.expect_tx.shared::cta.b64": 1,
+        "mbarrier.try_wait.parity.shared::cta.b64": 2,  # of the producer and of the consumers
+        "setmaxnreg.inc.sync.aligned.u32 232": 1,
+        "setmaxnreg.dec.sync.aligned.u32 40": 1,
+        "wgmma.fence.sync.aligned": 1,
+        "wgmma.wait_group.sync.aligned 0": 1,
+    }
+    assert {word: 4 * count for word, count in words.items()} == {word: built.ptx.count(word) for word in words}
+    assert built.ptx.count(".param .align 64 .b8") == 4 * 2  # two tensor maps, by value
+    assert not re.findall(r"C75\d\d|warning", built.log)
+    assert 256 * 232 + 128 * 40 <= 65536
+    with pytest.raises(KernelBuildError, match="wgmma exists on sm_90a alone"):
+        compile_cubin(kernel.text, "sm_100a", name=kernel.file)
+
+
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("file", sorted(ARITHMETIC))
 def test_every_entry_of_a_text_is_a_kernel(file):
     own = [kernel for kernel in KERNELS if kernel.file == file]
-    ptx = compiled(own[0].text, file, "sm_90a").ptx
+    ptx = compiled(own[0].text, file, "sm_90a").ptx  # every text has this target
     assert sorted(re.findall(r"\.visible \.entry (\w+)\(", ptx)) == sorted(kernel.entry for kernel in own)
 
 
