@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,12 @@ _NUMBERS: dict[str, Any] = {
     "float32": ctypes.c_float,
     "float64": ctypes.c_double,
 }
+
+
+class Strided(NamedTuple):
+    """An array that a kernel takes as it lies: the address of its first element; the strides go beside it as numbers."""
+
+    array: Any
 
 
 class Place(Protocol):
@@ -52,7 +58,8 @@ class Place(Protocol):
     def spread(self, kernel: Kernel, across: int, down: int, args: Sequence[Any]) -> None:
         """Launch for ``across`` x ``down`` items, one a thread; the kernel strides over what the grid leaves.
 
-        args: arrays, contiguous; None for a null pointer; numpy scalars of exactly the parameters' types.
+        args: arrays, contiguous; ``Strided`` ones, which need not be; None for a null pointer; numpy scalars of exactly
+        the parameters' types.
         """
         ...
 
@@ -186,12 +193,15 @@ def check_array(place: Place, what: str, array: Any, dtype: str, *, optional: bo
 def _host_argument(arg: Any) -> Any:
     if isinstance(arg, np.generic):
         return _number(arg.dtype.name)(arg.item())
+    if isinstance(arg, Strided):
+        return ctypes.c_void_p(arg.array.ctypes.data)
     assert arg is None or arg.flags.c_contiguous, "a kernel takes contiguous arrays"
     return ctypes.c_void_p(None if arg is None else arg.ctypes.data)
 
 
 def _device_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(np.uint64(0) if arg is None else arg for arg in args)
+    plain = (arg.array if isinstance(arg, Strided) else arg for arg in args)
+    return tuple(np.uint64(0) if arg is None else arg for arg in plain)
 
 
 @cache
