@@ -74,7 +74,7 @@ __device__ __forceinline__ void qsim_note(QsimSpread spread, double* norm, int* 
 // The rows (or columns) of a tile that a thread makes: pairs, so that it reads 16 bytes at once.
 __device__ __forceinline__ int qsim_own(int first, int apart, int i) { return first + i / 2 * apart + i % 2; }
 
-extern "C" __global__ void __launch_bounds__(QSIM_THREADS) qsim_exact(QSIM_PARAMETERS)
+extern "C" __global__ void __launch_bounds__(QSIM_THREADS, 2) qsim_exact(QSIM_PARAMETERS)
 {
     __shared__ __align__(16) double left[QSIM_STEP * QSIM_PITCH], right[QSIM_STEP * QSIM_PITCH];
     __shared__ double norms[2][QSIM_TILE];
@@ -96,9 +96,6 @@ extern "C" __global__ void __launch_bounds__(QSIM_THREADS) qsim_exact(QSIM_PARAM
         const QsimRow row = qsim_row(a, replica, row_inside ? top + fetched : 0);
         const QsimRow column = qsim_row(b, replica, column_inside ? start + fetched : 0);
         const bool mine = top + first_row < rows && start + first_column < columns;
-        float total[4][4] = {};
-        unsigned open_ones = 0;
-
         for (int begin = 0; begin < depth; begin += part) {
             const int stop = min(begin + part, depth);
             double sums[4][4] = {};
@@ -134,32 +131,26 @@ extern "C" __global__ void __launch_bounds__(QSIM_THREADS) qsim_exact(QSIM_PARAM
             __syncthreads();
             if (!mine) continue;
             const double unit = __dmul_rn((double)(stop - begin + 3), 0x1.00001p-53);
-            #pragma unroll
-            for (int i = 0; i < 4; ++i)
+            #pragma unroll 1
+            for (int output = 0; output < 16; ++output) {
+                const double sum = sums[0][0];
                 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const int m = qsim_own(first_row, 8, i), n = qsim_own(first_column, 16, j);
-                    const double reach = __dmul_rn(norms[0][m], norms[1][n]);
-                    const bool on_grid = __dmul_rn(reach, 0x1.00001p0) < qsim_power(53 + lows[0][m] + lows[1][n]);
-                    QsimFactors by{1.0, 1.0, divisor, a.factor || b.factor || divisor != 1.0};
-                    if (a.factor && top + m < rows) by.row = a.factor[top + m];
-                    if (b.factor && start + n < columns) by.column = b.factor[start + n];
-                    float rounded;
-                    if (!qsim_decided(sums[i][j], on_grid ? 0.0 : __dmul_rn(unit, reach), by, rounded))
-                        open_ones |= 1u << (4 * i + j);
-                    total[i][j] = width ? __fadd_rn(total[i][j], rounded) : rounded;
-                }
-        }
-        if (!mine) continue;
-        #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const long long m = top + qsim_own(first_row, 8, i), n = start + qsim_own(first_column, 16, j);
-                if (m >= rows || n >= columns) continue;
-                out[(replica * rows + m) * columns + n] = qsim_float(total[i][j]);
-                open[(replica * rows + m) * columns + n] = (unsigned char)(open_ones >> (4 * i + j) & 1u);
+                for (int i = 0; i < 15; ++i)  // on to the next: a loop that is rolled, and so short, has no other index
+                    sums[i / 4][i % 4] = sums[(i + 1) / 4][(i + 1) % 4];
+                const int m = qsim_own(first_row, 8, output / 4), n = qsim_own(first_column, 16, output % 4);
+                if (top + m >= rows || start + n >= columns) continue;
+                const double reach = __dmul_rn(norms[0][m], norms[1][n]);
+                const bool on_grid = __dmul_rn(reach, 0x1.00001p0) < qsim_power(53 + lows[0][m] + lows[1][n]);
+                const QsimFactors by{a.factor ? a.factor[top + m] : 1.0, b.factor ? b.factor[start + n] : 1.0, divisor,
+                                     a.factor || b.factor || divisor != 1.0};
+                float rounded;
+                const bool decided = qsim_decided(sum, on_grid ? 0.0 : __dmul_rn(unit, reach), by, rounded);
+                const long long at = (replica * rows + top + m) * columns + start + n;
+                const float before = begin ? out[at] : 0.0f;
+                out[at] = width ? qsim_float(__fadd_rn(before, rounded)) : rounded;
+                open[at] = (begin ? open[at] : 0) | (decided ? 0 : 1);
             }
+        }
     }
 }
 

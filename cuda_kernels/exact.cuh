@@ -68,35 +68,30 @@ struct QsimFactors {
 // Whether sum * row * column / divisor rounds to ``out`` for every sum within ``bound`` of s; bound 0: s is the sum.
 __device__ __forceinline__ bool qsim_decided(double s, double bound, const QsimFactors& by, float& out)
 {
-    if (!qsim_finite(s)) bound = 0.0;  // no finite sum overflows: s is what IEEE makes of the products, in any order
+    if (!qsim_finite(s) || !qsim_finite(by.row) || !qsim_finite(by.column)) {
+        // No finite sum overflows: such an s is what IEEE makes of the products, in any order. An exact 0 is +0.
+        out = s == 0.0 ? 0.0f : qsim_float(__dmul_rn(__dmul_rn(s, by.row), by.column));
+        return !qsim_finite(s) || bound == 0.0 || fabs(s) > bound;
+    }
     double t = s, d = bound;
-    if (by.any && (s != 0.0 || bound != 0.0)) {  // an exact 0 is +0, whatever the factors
+    if (by.any && (s != 0.0 || bound != 0.0)) {
         const double first = __dmul_rn(s, by.row), product = __dmul_rn(first, by.column);
+        bool exact = bound == 0.0 && __fma_rn(s, by.row, -first) == 0.0 && __fma_rn(first, by.column, -product) == 0.0;
         t = product;
-        bool exact = __fma_rn(s, by.row, -first) == 0.0 && __fma_rn(first, by.column, -product) == 0.0;
         d = __dmul_rn(__dmul_rn(bound, fabs(by.row)), fabs(by.column));
         if (by.divisor != 1.0) {
             t = __ddiv_rn(product, by.divisor);
             d = __ddiv_rn(d, by.divisor);
             exact = exact && __fma_rn(-t, by.divisor, product) == 0.0;
         }
-        if (qsim_finite(s) && qsim_finite(by.row) && qsim_finite(by.column)) {
-            // Far from where float64 ends, three roundings move t by less than 2^-51 of it, and two move the ends.
-            const bool far = fabs(first) > 0x1p-500 && fabs(product) > 0x1p-500 && fabs(product) < 0x1p900;
-            if (!far) return false;
-            if (!exact || bound != 0.0)
-                d = __dmul_rn(__dadd_rn(d, __dmul_rn(fabs(t), 0x1p-50)), 0x1.00001p0);
-        } else if (bound == 0.0 || fabs(s) > bound) {  // the sign is known
-            out = qsim_float(product);
-            return true;
-        } else {
-            return false;
-        }
+        // Far from where float64 ends, three roundings move t by less than 2^-51 of it, and two move the ends.
+        if (!(fabs(first) > 0x1p-500 && fabs(product) > 0x1p-500 && fabs(product) < 0x1p900)) return false;
+        if (!exact) d = __dmul_rn(__dadd_rn(d, __dmul_rn(fabs(t), 0x1p-50)), 0x1.00001p0);
     }
     out = qsim_float(t);
-    // Rounding is monotone: equal ends of one sign prove all between them. Ends that are NaN prove nothing.
+    // Rounding is monotone: equal ends of one sign prove all between them.
     const bool same = __double2float_rn(__dadd_rn(t, -d)) == __double2float_rn(__dadd_rn(t, d));
-    return !qsim_finite(s) || (same && (fabs(t) > d || d == 0.0));
+    return same && (fabs(t) > d || d == 0.0);
 }
 
 // ---- an accumulator that loses nothing -------------------------------------------------------------------------------

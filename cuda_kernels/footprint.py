@@ -19,12 +19,15 @@ from cuda_kernels._nvrtc import Compiled, compile_cubin, nvrtc_version
 from cuda_kernels.cast import CAST
 from cuda_kernels.decode import DECODE
 from cuda_kernels.encode import ENCODE
+from cuda_kernels.exact import EXACT, SETTLE
 from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.fp8_mma import FP8_MMA
 from cuda_kernels.reduce import OBSERVE, SUMS_TOP, SUMS_TOTAL
 from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
 
-KERNELS = (ENCODE, CAST, DECODE, SWIZZLE, UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL, FP4_SUMS, *FP8_MMA.values())
+KERNELS = (
+    ENCODE, CAST, DECODE, SWIZZLE, UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL, FP4_SUMS, *FP8_MMA.values(), EXACT, SETTLE,
+)  # fmt: skip
 """Every kernel of this package."""
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from cuda_kernels import _kernel
+from cuda_kernels import _kernel, host
 from cuda_kernels._kernel import Kernel
 from cuda_kernels._place import Device, Host
 from cuda_kernels.host import HostKernel
@@ -27,6 +27,29 @@ class Given(Host):
         return self.made or super().built(kernel)
 
 
+@dataclass(frozen=True, slots=True)
+class Changed(Host):
+    """The emulation of kernels whose text was changed, by their entries; of any other as it is."""
+
+    made: Mapping[str, HostKernel] = field(default_factory=dict)
+
+    def built(self, kernel: Kernel) -> HostKernel:
+        """What was made for its entry."""
+        return self.made.get(kernel.entry) or super(Changed, self).built(kernel)
+
+
+def changed(kernels: tuple[Kernel, ...], *changes: tuple[str, str]) -> Changed:
+    """Where ``kernels`` run with each change (old, new) made at the one place of their text that holds ``old``."""
+    made = {}
+    for kernel in kernels:
+        text = kernel.text
+        for old, new in changes:
+            assert text.count(old) == 1, (kernel.file, old, text.count(old))
+            text = text.replace(old, new)
+        made[kernel.entry] = host.build(text, kernel.entry)
+    return Changed(made=made)
+
+
 AS_C: dict[type, Callable[[Any], Any]] = {
     np.ndarray: lambda array: ctypes.c_void_p(array.ctypes.data),
     np.uint64: lambda address: ctypes.c_void_p(int(address)),
@@ -34,6 +57,7 @@ AS_C: dict[type, Callable[[Any], Any]] = {
     np.int32: ctypes.c_int,
     np.uint32: ctypes.c_uint,
     np.float32: ctypes.c_float,
+    np.float64: ctypes.c_double,
 }
 
 
