@@ -31,7 +31,7 @@ _NUMBERS: dict[str, Any] = {
 
 
 class Strided(NamedTuple):
-    """An array that a kernel takes as it lies: the address of its first element; the strides go beside it as numbers."""
+    """An array that a kernel takes as it lies: the address of its first element; strides go beside it as numbers."""
 
     array: Any
 

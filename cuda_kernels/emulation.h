@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -134,7 +135,8 @@ struct Fibre {
 struct Block {
     std::vector<Fibre> fibres;
     std::vector<Warp> warps;
-    std::vector<unsigned char> stacks, dynamic;
+    std::unique_ptr<unsigned char[]> stacks;  // not cleared: a fibre touches few of its pages
+    std::vector<unsigned char> dynamic;
     Context scheduler;
     unsigned current = 0;
     bool failed = false;
@@ -281,7 +283,7 @@ bool launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
     const unsigned count = threads[0] * threads[1] * threads[2];
     mine.fibres.resize(count);
     mine.warps.resize((count + WARP - 1) / WARP);
-    mine.stacks.resize(STACK * count);
+    mine.stacks.reset(new unsigned char[STACK * count]);
     mine.dynamic.resize(dynamic + 16);
     mine.run = &Launch<A...>::run;
     mine.arguments = &own;
@@ -295,13 +297,13 @@ bool launch(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
             std::memset(__start_qsim_shared, 0xA5, static_cast<std::size_t>(__stop_qsim_shared - __start_qsim_shared));
         std::memset(mine.dynamic.data(), 0xA5, mine.dynamic.size());
 #if defined(__SANITIZE_ADDRESS__)
-        ASAN_UNPOISON_MEMORY_REGION(mine.stacks.data(), mine.stacks.size());  // frames that a fibre never left
+        ASAN_UNPOISON_MEMORY_REGION(mine.stacks.get(), STACK * count);  // frames that a fibre never left
 #endif
         for (unsigned i = 0; i < count; ++i) {
             Fibre& fibre = mine.fibres[i];
             fibre.state = State::READY;
             fibre.index = {i % threads[0], i / threads[0] % threads[1], i / threads[0] / threads[1]};
-            fibre.context.begin(mine.stacks.data() + STACK * i, &enter);
+            fibre.context.begin(mine.stacks.get() + STACK * i, &enter);
         }
         for (Warp& w : mine.warps) w.arrived = 0;
         fine = run_block();

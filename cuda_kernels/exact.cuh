@@ -96,10 +96,13 @@ __device__ __forceinline__ bool qsim_decided(double s, double bound, const QsimF
 
 // ---- an accumulator that loses nothing -------------------------------------------------------------------------------
 // Digits of 32 bits in int64, the least first, in units of 2^-QSIM_UNIT. An element is a product of two float32 numbers
-// at most, so a product of two elements, and what float64 rounds off it, is 0 or a normal float64 in [2^-596, 2^512):
-// its last bit has a position of 120 to 1227, digits 3 to 38, and the whole reaches two digits further. 2^29 of them need
-// one more, and one holds the sign: 42. Two factors of 53 bits take 4 more. The three lowest digits are 0 before a
-// division by less than 2^53, so 43 bits of a quotient remain at least, above its remainder.
+// at most, so a product of two elements, and what float64 rounds off it, is 0 or a normal float64 in [2^-596, 2^512), a
+// multiple of 2^-596: its last bit has a position of 120 to 1227, digits 3 to 38, and the whole reaches two digits
+// further. 2^29 of them need one more, and one holds the sign: 42. Two factors of 53 bits take 4 more.
+//
+// A quotient needs no remainder. With factors the magnitude N is a multiple of 2^172, N / divisor above 2^119, so the last
+// bit that float32 keeps has a position of 96 at least, and a tie T of float32 is a multiple of 2^95. So is N - T divisor:
+// unless it is 0 the quotient is off the tie by at least 2^95 / 2^53, and the digits say so.
 
 #define QSIM_UNIT 768
 #define QSIM_DIGITS 46
@@ -153,8 +156,8 @@ __device__ __forceinline__ int qsim_multiply(long long* digits, double x)
     return field ? (int)field - 1075 : -1074;
 }
 
-// Divides the magnitude by an integer below 2^53; whether a remainder is left.
-__device__ __forceinline__ bool qsim_divide(long long* digits, unsigned long long divisor)
+// Divides the magnitude by an integer below 2^53, down.
+__device__ __forceinline__ void qsim_divide(long long* digits, unsigned long long divisor)
 {
     unsigned long long rest = 0;
     for (int i = QSIM_DIGITS - 1; i >= 0; --i) {
@@ -166,11 +169,10 @@ __device__ __forceinline__ bool qsim_divide(long long* digits, unsigned long lon
         }
         digits[i] = (long long)quotient;
     }
-    return rest != 0;
 }
 
-// The magnitude times 2^exponent, and a little more where ``sticky``, rounded to float32 once: its bits, without sign.
-__device__ __forceinline__ unsigned qsim_round(const long long* digits, int exponent, bool sticky)
+// The magnitude times 2^exponent rounded to float32 once: its bits, without sign.
+__device__ __forceinline__ unsigned qsim_round(const long long* digits, int exponent)
 {
     int top = QSIM_DIGITS - 1;
     while (top >= 0 && digits[top] == 0) --top;
@@ -187,7 +189,7 @@ __device__ __forceinline__ unsigned qsim_round(const long long* digits, int expo
     unsigned kept = (unsigned)(two >> (last & 31));
     at = (last - 1) >> 5;
     const unsigned below = (unsigned)digits[at] << (31 - ((last - 1) & 31));  // the half bit on top, then its digit
-    bool more = sticky || (below & 0x7FFFFFFFu) != 0;
+    bool more = (below & 0x7FFFFFFFu) != 0;
     for (int i = 0; i < at; ++i) more = more || digits[i] != 0;
     if ((below & 0x80000000u) && (more || (kept & 1u))) ++kept;  // may carry into the exponent: that is the rounding
     // kept is below 2^23 only where last is tiny: the field stays 0. Else the hidden bit adds 1 to it.
@@ -214,7 +216,7 @@ __device__ __forceinline__ float qsim_settled(
         }
     }
     if (special != 0.0) return qsim_float(__dmul_rn(__dmul_rn(special, by.row), by.column));
-    bool negative = qsim_magnitude(digits), zero = true, sticky = false;
+    bool negative = qsim_magnitude(digits), zero = true;
     for (int i = 0; i < QSIM_DIGITS; ++i) zero = zero && digits[i] == 0;
     if (zero) return 0.0f;
     int exponent = 0;
@@ -225,7 +227,7 @@ __device__ __forceinline__ float qsim_settled(
         negative = negative != ((by.row < 0.0) != (by.column < 0.0));
         exponent = qsim_multiply(digits, by.row);
         exponent += qsim_multiply(digits, by.column);
-        if (by.divisor != 1.0) sticky = qsim_divide(digits, (unsigned long long)by.divisor);
+        if (by.divisor != 1.0) qsim_divide(digits, (unsigned long long)by.divisor);
     }
-    return __uint_as_float(qsim_round(digits, exponent, sticky) | (negative ? 0x80000000u : 0u));
+    return __uint_as_float(qsim_round(digits, exponent) | (negative ? 0x80000000u : 0u));
 }

@@ -1,4 +1,4 @@
-"""Launchers of ``exact.cu``: matrix products rounded once, the same bits on any device. Know no format and no recipe."""
+"""Launchers of ``exact.cu``: matrix products rounded once, the same bits on any device. Know no format, no recipe."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def matmul_summed(place: Place, a: Any, b: Any) -> Summed:
 def exact_product(place: Place, a: Operand, b: Operand, *, divisor: float = 1.0, per_block: int | None = None) -> Any:
     """float32 [M, N]: RN(sum over k of the elements' products * a.row[i] * b.row[j] / divisor), one rounding of all.
 
-    a.codes [M, K], b.codes [N, K]. divisor: an odd integer below 2^53. per_block: the k of a partial sum that is rounded
-    to float32 and added in float32, in ascending k from +0; then there is neither row factor nor divisor. Rules as in
-    ``exact.cu``; besides, a non-finite sum times a factor of 0 is NaN, an exact 0 times any factor is +0.
+    a.codes [M, K], b.codes [N, K]. divisor: an odd integer below 2^53. per_block: the k of a partial sum that is
+    rounded to float32 and added in float32, in ascending k from +0; then there is neither row factor nor divisor.
+    Rules as in ``exact.cu``; besides, a non-finite sum times a factor of 0 is NaN, an exact 0 times any factor is +0.
     TypeError or ValueError for other dtypes, shapes or numbers.
     """
     return exact_product_summed(place, a, b, divisor=divisor, per_block=per_block).out

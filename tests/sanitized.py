@@ -16,6 +16,7 @@ from cuda_kernels._place import HOST
 from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
+from cuda_kernels.exact import Operand, exact_product, matmul
 from cuda_kernels.footprint import KERNELS
 from cuda_kernels.fp4_sums import fp4_sums
 from cuda_kernels.fp8_mma import fp8_mma
@@ -85,6 +86,18 @@ def _fp8_mma(given: Inputs) -> None:
     fp8_mma(HOST, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"))
 
 
+def _exact(given: Inputs) -> None:
+    rows, depth = given.shape
+    matmul(HOST, given.x, given.x.T)
+    matmul(HOST, given.x[::-1, ::-2], given.x[:1, ::2].T)
+    scales = own(np.ones((-(-rows // 2), -(-depth // 16)), np.float32))
+    table, one = own(np.arange(256, dtype=np.float32)), own(np.ones(rows))
+    a = Operand(given.codes, table, scales, (2, 16), one)
+    exact_product(HOST, a, a)
+    exact_product(HOST, a._replace(row=own(one * 1e-200)), a, divisor=21)  # so small that no output has a proof
+    exact_product(HOST, a._replace(row=None), Operand(given.codes, table), per_block=5)
+
+
 RUNS = {
     "encode.cu": _encode,
     "cast.cu": _cast,
@@ -93,6 +106,7 @@ RUNS = {
     "swizzle.cu": _swizzle,
     "fp4_sums.cu": _fp4_sums,
     "fp8_mma.cu": _fp8_mma,
+    "exact.cu": _exact,
 }
 
 

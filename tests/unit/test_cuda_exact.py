@@ -1,4 +1,4 @@
-"""The exact matrix product of float32 on a device: emulated, equal to the CPU's and to rational numbers, bit for bit."""
+"""The exact matrix product of float32 on a device: emulated, equal to the CPU's and to rationals, bit for bit."""
 
 import numpy as np
 import pytest
@@ -148,8 +148,8 @@ def test_tiles_and_tails_have_the_bits_of_the_cpu(shape):
 
 def test_strides_are_honoured_and_nothing_is_copied():
     room = normal((9, 50, 60), 1)
-    views = (room[0, :7, :20], room[0, :40:2, ::3].T[:7], room[1].T[:7, :20], room[2, 10:3:-1, 25:5:-1], room[3:4, :7, 5:25],
-             np.broadcast_to(room[0, :1, :20], (7, 20)), np.broadcast_to(room[0, :7, :1], (7, 20)), room[::4, :7, :20],
+    views = (room[0, :7, :20], room[0, :40:2, ::3].T[:7], room[1].T[:7, :20], room[2, 10:3:-1, 25:5:-1],
+             room[3:4, :7, 5:25], np.broadcast_to(room[0, :1, :20], (7, 20)), np.broadcast_to(room[0, :7, :1], (7, 20)), room[::4, :7, :20],
              room[:3, :20, :7].swapaxes(1, 2), np.broadcast_to(room[0, :7, :20], (3, 7, 20)))  # fmt: skip
     for i, a in enumerate(views):
         assert np.shares_memory(exact._plain_side(HOST, a, a.shape[:-2]).data, room)
@@ -189,7 +189,9 @@ def test_empty_sums_are_plus_zero_and_empty_outputs_have_their_shape():
         assert np.matmul(np.zeros(a), np.zeros(b)).shape == matmul(HOST, np.zeros(a, "f4"), np.zeros(b, "f4")).shape
 
 
-@pytest.mark.parametrize("place", [Host(blocks=(1, 1)), Host(blocks=(2, 5), threads=32), Host(blocks=(99, 99), threads=96)])
+@pytest.mark.parametrize(
+    "place", [Host(blocks=(1, 1)), Host(blocks=(2, 5), threads=32), Host(blocks=(99, 99), threads=96)]
+)
 def test_no_grid_changes_a_bit(settling, place):
     a, b = any_finite((2, 70, 20), 1), any_finite((20, 130), 2)
     assert on_cpu(a, b).tobytes() == matmul(place, a, b).tobytes()
@@ -224,42 +226,6 @@ def test_what_cancels_is_summed_again():
 def narrow_ties():
     """Sums that are ties of float32 and exact in float64."""
     return np.float32([[2.0**24, 1.0]]), np.float32([[1.0, 1.0, -1.0], [1.0, 3.0, 1.0]])
-
-
-def zero_or_less():
-    """-2^-298 beside products that cancel: the float64 sum is 0, its ends round to zeros of both signs."""
-    x = 2.0**-80
-    return np.float32([[x, TINY, -x]]), np.float32([[x], [-TINY], [x]])
-
-
-@pytest.mark.parametrize(("case", "old", "new"), [
-    ("ties", "on_grid ? 0.0 :", "true ? 0.0 :"),  # every float64 sum taken for exact
-    ("cancelling", "__dmul_rn((double)(stop - begin + 3), 0x1.00001p-53)", "0x1p-70"),  # a bound far too small
-    ("zero", "return same && (fabs(t) > d || d == 0.0);", "return same;"),
-    ("known", "reach, 0x1.00001p0) < qsim_power(53 +", "reach, 0x1.00001p0) < qsim_power(76 +"),
-])  # fmt: skip
-def test_a_proof_that_proves_too_much_is_seen(case, old, new):
-    place = changed((EXACT,), (old, new))
-    pairs = [zero_or_less()] if case == "zero" else [(a, b) for name, a, b in cases() if name == case]
-    assert any(on_cpu(a, b).tobytes() != matmul(place, a, b).tobytes() for a, b in pairs)
-    assert all(on_cpu(a, b).tobytes() == matmul(HOST, a, b).tobytes() for a, b in pairs)
-
-
-@pytest.mark.parametrize(("old", "new"), [
-    ("(below & 0x80000000u) && (more || (kept & 1u))", "below & 0x80000000u"),  # ties go up
-    ("(below & 0x80000000u) && (more || (kept & 1u))", "(below & 0x80000000u) && more"),  # ties go down
-    ("more = more || digits[i] != 0", "more = more"),  # what lies below the digit of the half
-    ("sticky || (below & 0x7FFFFFFFu) != 0", "sticky"),  # and within it
-    ("const int tiny = QSIM_UNIT - exponent - 149;", "const int tiny = QSIM_UNIT - exponent - 150;"),
-    ("if (special != 0.0) return", "if (special > 0.0) return"),
-    ("(negative ? 0x80000000u : 0u)", "0u"),
-    ("digits[at + 2] += sign * (high >> 32);", ""),
-])  # fmt: skip
-def test_a_wrong_accumulator_is_seen(settling, old, new):
-    place = type(settling)(made={**settling.made, **changed((SETTLE,), (old, new)).made})
-    pairs = (known(), (any_finite((6, 40), 1), any_finite((40, 7), 2)))
-    assert any(on_cpu(a, b).tobytes() != matmul(place, a, b).tobytes() for a, b in pairs)
-    assert all(on_cpu(a, b).tobytes() == matmul(settling, a, b).tobytes() for a, b in pairs)
 
 
 def test_wrong_arguments_are_named():

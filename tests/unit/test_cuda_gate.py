@@ -27,7 +27,7 @@ ARITHMETIC = {  # of a whole text: what may round, and nothing else
     "exact.cu": {"add.rn.f32", "add.rn.f64", "mul.rn.f64", "div.rn.f64", "sqrt.rn.f64", "fma.rn.f64"},
 }
 STACK = {  # bytes a thread, of an entry that may have some
-    "qsim_exact_settle": 368,  # 46 digits of an accumulator for the full range of float32 products; seldom any is summed
+    "qsim_exact_settle": 368,  # 46 digits of an accumulator for the whole range of float32; seldom any is summed
 }
 
 

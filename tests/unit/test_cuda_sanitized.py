@@ -28,7 +28,7 @@ def watched(*change):
 
 def test_no_kernel_touches_what_is_not_its_own():
     done = watched()
-    assert (done.returncode, done.stdout) == (0, "7 texts, 10 shapes\n"), done.stderr[-3000:]
+    assert (done.returncode, done.stdout) == (0, "8 texts, 10 shapes\n"), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,9 @@ def test_no_kernel_touches_what_is_not_its_own():
         ("swizzle.cu", "tiles[word] = value;", "tiles[word + 1] = value;", "WRITE of size 4"),
         ("fp4_sums.cu", "if (row >= rows) return;", "if (row > rows) return;", "READ of size"),
         ("fp8_mma.cu", "if (first + i < depth)", "if (first + i <= depth)", "READ of size 1"),
+        ("exact.cu", "inside && k + i < stop", "inside && k + i <= stop", "READ of size"),
+        ("exact.cu", "if (top + m >= rows || start + n >= columns)", "if (top + m > rows)", "WRITE of size 4"),
+        ("exact.cu", "min(begin + part, depth), by)", "min(begin + part, depth) + 1, by)", "READ of size 1"),
         ("tile.cuh", "row < rows && column < columns", "row < rows && column <= columns", "WRITE of size 4"),
     ],
 )  # fmt: skip
