@@ -3,19 +3,20 @@
 // Contract
 //   out float32 [replicas, rows, columns] = RN32(sum over k of a[r, i, k] * b[r, j, k] * row[i] * column[j] / divisor),
 //   ties to even, subnormals kept; an exact 0 is +0, what rounds to 0 keeps its sign; NaN is 7fc00000. Operands as in
-//   QsimSide, with any strides; depth 1 to 2^28; divisor an odd integer below 2^53. With width > 0 the factors are 1, and
-//   the sum of every ``width`` k is rounded to float32 and added in float32 to the sum so far, in ascending k from +0.
+//   QsimSide, with any strides; depth 1 to 2^28; divisor an odd integer below 2^53. With width > 0 the factors are 1,
+//   and the sum of every ``width`` k is rounded to float32 and added in float32 to the sum so far, in ascending k from
+//   +0.
 //   open uint8 [replicas, rows, columns]: qsim_exact writes 1 where it has no proof; qsim_exact_settle, which has the
 //   same parameters, sums those again without any error.
 //   Grid: qsim_exact: x strides over tiles, blocks of QSIM_THREADS; qsim_exact_settle: x strides over the outputs of a
-//   replica, y over replicas, one-dimensional blocks, no shared memory, its accumulator on the stack.
+//   replica, y over replicas, one-dimensional blocks of whole warps, no shared memory, its accumulator on the stack.
 //
 // The proof, with u = 2^-53. Elements are float64 without error and nothing leaves the range of normal numbers (see the
-// accumulator in exact.cuh), so a chain of n FMA has an error of at most n u / (1 - n u) * |a| |b| (Cauchy-Schwarz; each
-// FMA rounds once, its product is exact). d = (n + 3) u (1 + 2^-20) |a| |b| also pays for the roundings of the norms, of d
-// and of the ends S - d and S + d, for n <= 2^28 (qsim/gemm/exact.py counts them). Where all of a row are multiples of
-// 2^p, all of a column of 2^q, and |a| |b| < 2^(53 + p + q), every partial sum is a float64: S is the sum, and ties are
-// rounded as they must be. Bits depend on no tile and no grid: what has no proof is summed exactly.
+// accumulator in exact.cuh), so a chain of n FMA has an error of at most n u / (1 - n u) * |a| |b| (Cauchy-Schwarz;
+// each FMA rounds once, its product is exact). d = (n + 3) u (1 + 2^-20) |a| |b| also pays for the roundings of the
+// norms, of d and of the ends S - d and S + d, for n <= 2^28 (qsim/gemm/exact.py counts them). Where all of a row are
+// multiples of 2^p, all of a column of 2^q, and |a| |b| < 2^(53 + p + q), every partial sum is a float64: S is the sum,
+// and ties are rounded as they must be. Bits depend on no tile and no grid: what has no proof is summed exactly.
 
 #define QSIM_THREADS 256
 #define QSIM_TILE 64
@@ -45,7 +46,7 @@ struct QsimSpread {
     }
 };
 
-// Four elements from ``k`` on into column ``place`` of a stage; zero from ``stop`` on and outside the operand.
+// Four elements from ``k`` on; zero from ``stop`` on and outside the operand.
 __device__ __forceinline__ void qsim_fetch(
     const QsimSide& x, const float* table, const QsimRow& row, bool inside, int k, int stop, double (&values)[4],
     QsimSpread& spread)
@@ -158,17 +159,21 @@ extern "C" __global__ void qsim_exact_settle(QSIM_PARAMETERS)
 {
     QSIM_SIDES;
     const long long outputs = rows * columns, stride = (long long)gridDim.x * blockDim.x;
-    const int part = width ? width : depth;
+    const int part = width ? width : depth, lane = threadIdx.x % 32;
     for (long long replica = blockIdx.y; replica < replicas; replica += gridDim.y)
-        for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < outputs; at += stride) {
-            if (!open[replica * outputs + at]) continue;
-            const QsimRow row = qsim_row(a, replica, at / columns), column = qsim_row(b, replica, at % columns);
-            const QsimFactors by{row.factor, column.factor, divisor, a.factor || b.factor || divisor != 1.0};
-            float total = 0.0f;
-            for (int begin = 0; begin < depth; begin += part) {
-                const float rounded = qsim_settled(a, b, row, column, begin, min(begin + part, depth), by);
-                total = width ? __fadd_rn(total, rounded) : rounded;
+        for (long long near = (long long)blockIdx.x * blockDim.x + threadIdx.x - lane; near < outputs; near += stride) {
+            // A warp looks at 32 outputs, then makes those that wait one after another, each with all of its lanes.
+            const bool mine = near + lane < outputs && open[replica * outputs + near + lane];
+            for (unsigned wait = __ballot_sync(0xFFFFFFFFu, mine); wait != 0; wait &= wait - 1) {
+                const long long at = near + __ffs((int)wait) - 1;
+                const QsimRow row = qsim_row(a, replica, at / columns), column = qsim_row(b, replica, at % columns);
+                const QsimFactors by{row.factor, column.factor, divisor, a.factor || b.factor || divisor != 1.0};
+                float total = 0.0f;
+                for (int begin = 0; begin < depth; begin += part) {
+                    const float rounded = qsim_settled(a, b, row, column, begin, min(begin + part, depth), by);
+                    total = width ? __fadd_rn(total, rounded) : rounded;
+                }
+                if (lane == 0) out[replica * outputs + at] = qsim_float(total);
             }
-            out[replica * outputs + at] = qsim_float(total);
         }
 }

@@ -58,7 +58,7 @@ __device__ __forceinline__ float qsim_float(double x)
     return x != x ? __uint_as_float(0x7FC00000u) : __double2float_rn(x);
 }
 
-// ---- a rounding that proves itself -----------------------------------------------------------------------------------
+// ---- a rounding that proves itself ----------------------------------------------------------------------------------
 
 struct QsimFactors {
     double row, column, divisor;
@@ -94,21 +94,22 @@ __device__ __forceinline__ bool qsim_decided(double s, double bound, const QsimF
     return same && (fabs(t) > d || d == 0.0);
 }
 
-// ---- an accumulator that loses nothing -------------------------------------------------------------------------------
+// ---- an accumulator that loses nothing ------------------------------------------------------------------------------
 // Digits of 32 bits in int64, the least first, in units of 2^-QSIM_UNIT. An element is a product of two float32 numbers
 // at most, so a product of two elements, and what float64 rounds off it, is 0 or a normal float64 in [2^-596, 2^512), a
 // multiple of 2^-596: its last bit has a position of 120 to 1227, digits 3 to 38, and the whole reaches two digits
 // further. 2^29 of them need one more, and one holds the sign: 42. Two factors of 53 bits take 4 more.
 //
-// A quotient needs no remainder. With factors the magnitude N is a multiple of 2^172, N / divisor above 2^119, so the last
-// bit that float32 keeps has a position of 96 at least, and a tie T of float32 is a multiple of 2^95. So is N - T divisor:
-// unless it is 0 the quotient is off the tie by at least 2^95 / 2^53, and the digits say so.
+// A quotient needs no remainder. The magnitude N is a multiple of 2^172, so N / divisor lies above 2^119, the last bit
+// that float32 keeps lies at 96 or higher, and a tie T of float32 is a multiple of 2^95. So is N - T * divisor:
+// unless it is 0 the quotient is off the tie by at least 2^95 / 2^53, and its digits say so.
 
 #define QSIM_UNIT 768
 #define QSIM_DIGITS 46
 #define QSIM_LOW 0xFFFFFFFFLL
 
-__device__ __forceinline__ void qsim_add(long long* digits, double x)
+// Adds x; the first of the three digits that it changes.
+__device__ __forceinline__ int qsim_add(long long* digits, double x)
 {
     const long long word = __double_as_longlong(x);
     const int position = (int)(word >> 52 & 0x7FF) - 1075 + QSIM_UNIT, at = position >> 5, shift = position & 31;
@@ -118,6 +119,7 @@ __device__ __forceinline__ void qsim_add(long long* digits, double x)
     digits[at] += sign * (low & QSIM_LOW);
     digits[at + 1] += sign * middle;
     digits[at + 2] += sign * (high >> 32);
+    return at;
 }
 
 // Every digit but the last into 0 .. 2^32 - 1; the last keeps the sign of the whole.
@@ -196,25 +198,45 @@ __device__ __forceinline__ unsigned qsim_round(const long long* digits, int expo
     return min(((unsigned)(last - tiny) << 23) + kept, 0x7F800000u);
 }
 
-// RN32(sum of products over k from start to stop * row * column / divisor).
+// The accumulators of a warp's lanes, which changed the digits from ``first`` to ``last`` at most, as one in each lane.
+__device__ __forceinline__ void qsim_join(long long* digits, int first, int last, double& special)
+{
+    #pragma unroll
+    for (int by = 16; by > 0; by /= 2) {
+        first = min(first, __shfl_xor_sync(0xFFFFFFFFu, first, by));
+        last = max(last, __shfl_xor_sync(0xFFFFFFFFu, last, by));
+        special = __dadd_rn(special, __shfl_xor_sync(0xFFFFFFFFu, special, by));
+    }
+    for (int i = first; i <= last; ++i) {
+        long long sum = digits[i];
+        #pragma unroll
+        for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, by);
+        digits[i] = sum;
+    }
+}
+
+// RN32(sum of products over k from start to stop * row * column / divisor), by all lanes of a warp, for each of them.
 __device__ __forceinline__ float qsim_settled(
     const QsimSide& a, const QsimSide& b, const QsimRow& row, const QsimRow& column, int start, int stop,
     const QsimFactors& by)
 {
     long long digits[QSIM_DIGITS];
     for (int i = 0; i < QSIM_DIGITS; ++i) digits[i] = 0;
-    double special = 0.0;
-    for (int k = start; k < stop; ++k) {
+    double special = 0.0;  // the sum of products that are not finite
+    int first = QSIM_DIGITS, last = 0;
+    for (int k = start + threadIdx.x % 32; k < stop; k += 32) {
         const double x = qsim_element(a, a.table, row, k), y = qsim_element(b, b.table, column, k);
         const double product = __dmul_rn(x, y);
         if (!qsim_finite(product)) {
             special = __dadd_rn(special, product);
         } else if (product != 0.0) {
             const double rest = __fma_rn(x, y, -product);
-            qsim_add(digits, product);
-            if (rest != 0.0) qsim_add(digits, rest);
+            const int at = qsim_add(digits, product);
+            first = min(first, rest != 0.0 ? qsim_add(digits, rest) : at);  // the rest lies below
+            last = max(last, at + 2);
         }
     }
+    qsim_join(digits, first, last, special);
     if (special != 0.0) return qsim_float(__dmul_rn(__dmul_rn(special, by.row), by.column));
     bool negative = qsim_magnitude(digits), zero = true;
     for (int i = 0; i < QSIM_DIGITS; ++i) zero = zero && digits[i] == 0;

@@ -149,8 +149,9 @@ def test_tiles_and_tails_have_the_bits_of_the_cpu(shape):
 def test_strides_are_honoured_and_nothing_is_copied():
     room = normal((9, 50, 60), 1)
     views = (room[0, :7, :20], room[0, :40:2, ::3].T[:7], room[1].T[:7, :20], room[2, 10:3:-1, 25:5:-1],
-             room[3:4, :7, 5:25], np.broadcast_to(room[0, :1, :20], (7, 20)), np.broadcast_to(room[0, :7, :1], (7, 20)), room[::4, :7, :20],
-             room[:3, :20, :7].swapaxes(1, 2), np.broadcast_to(room[0, :7, :20], (3, 7, 20)))  # fmt: skip
+             room[3:4, :7, 5:25], np.broadcast_to(room[0, :1, :20], (7, 20)), room[::4, :7, :20],
+             np.broadcast_to(room[0, :7, :1], (7, 20)), room[:3, :20, :7].swapaxes(1, 2),
+             np.broadcast_to(room[0, :7, :20], (3, 7, 20)))  # fmt: skip
     for i, a in enumerate(views):
         assert np.shares_memory(exact._plain_side(HOST, a, a.shape[:-2]).data, room)
         for b in (room[4, :20, :5], room[5, :5, :20].T, views[(i + 3) % len(views)].swapaxes(-1, -2)):

@@ -47,6 +47,8 @@ def test_a_proof_that_proves_too_much_is_seen(case, old, new):
     ("if (special != 0.0) return", "if (special > 0.0) return"),
     ("(negative ? 0x80000000u : 0u)", "0u"),
     ("digits[at + 2] += sign * (high >> 32);", ""),
+    ("for (int i = first; i <= last; ++i) {", "for (int i = first + 1; i <= last; ++i) {"),  # digits that are not joined
+    ("last = max(last, at + 2);", "last = max(last, at + 1);"),
 ])  # fmt: skip
 def test_a_wrong_accumulator_is_seen(settling, old, new):
     place = type(settling)(made={**settling.made, **changed((SETTLE,), (old, new)).made})
@@ -86,7 +88,7 @@ def what_a_product_lost():
     (EXACT, "if (!exact) d =", "if (false) d ="),  # the roundings of the factors do not count
     (EXACT, "__dmul_rn(first, by.column);", "first;"),
     (SETTLE, "if (by.divisor != 1.0) qsim_divide", "if (false) qsim_divide"),
-    (SETTLE, "if (rest != 0.0) qsim_add(digits, rest);", ""),
+    (SETTLE, "rest != 0.0 ? qsim_add(digits, rest) : at", "at"),
     (SETTLE, "exponent += qsim_multiply(digits, by.column);", "exponent += 0;"),
     (SETTLE, "before = own;", ""),
     (SETTLE, "negative = negative !=", "negative = false !="),
