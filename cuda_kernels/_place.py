@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,6 +30,12 @@ _NUMBERS: dict[str, Any] = {
     "float32": ctypes.c_float,
     "float64": ctypes.c_double,
 }
+
+
+class Strided(NamedTuple):
+    """An array that a kernel takes as it lies: the address of its first element; strides go beside it as numbers."""
+
+    array: Any
 
 
 class Place(Protocol):
@@ -64,7 +70,8 @@ class Place(Protocol):
     def spread(self, kernel: Kernel, across: int, down: int, args: Sequence[Any]) -> None:
         """Launch for ``across`` x ``down`` items, one a thread; the kernel strides over what the grid leaves.
 
-        args: arrays, contiguous; None for a null pointer; numpy scalars of exactly the parameters' types; tensor maps.
+        args: arrays, contiguous; ``Strided`` ones, which need not be; None for a null pointer; numpy scalars of exactly
+        the parameters' types; tensor maps.
         """
         ...
 
@@ -223,6 +230,8 @@ def _host_argument(arg: Any) -> Any:
         return _number(arg.dtype.name)(arg.item())
     if isinstance(arg, TensorMap):
         return (ctypes.c_uint64 * arg.words.size).from_buffer(arg.words)
+    if isinstance(arg, Strided):
+        return ctypes.c_void_p(arg.array.ctypes.data)
     assert arg is None or arg.flags.c_contiguous, "a kernel takes contiguous arrays"
     return ctypes.c_void_p(None if arg is None else arg.ctypes.data)
 
@@ -234,6 +243,7 @@ def _device_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
 def _device_argument(arg: Any) -> Any:
     if isinstance(arg, TensorMap):
         return arg.value
+    arg = arg.array if isinstance(arg, Strided) else arg
     return np.uint64(0) if arg is None else arg
 
 

@@ -116,6 +116,7 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __dsqrt_rn(double a) { return std::sqrt(a); }
 inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline float __double2float_rn(double a) { return static_cast<float>(a); }
 
@@ -138,6 +139,8 @@ inline long long __double_as_longlong(double x) { return qsim_emulation::bits_as
 inline double __longlong_as_double(long long x) { return qsim_emulation::bits_as<double>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 // PRMT: a nibble of ``selector`` names a byte of b:a; its high bit spreads that byte's sign instead.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector)
 {

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from cuda_kernels import _kernel, _place
+from cuda_kernels import _kernel, _place, host
 from cuda_kernels._kernel import Kernel
 from cuda_kernels._place import HOST, POISON, Device, Host, Place, device
 from cuda_kernels._tensor_map import emulated_map
@@ -33,7 +33,30 @@ class Given(Host):
 
     def built(self, kernel: Kernel) -> HostKernel:
         """What the test built."""
-        return self.made or super().built(kernel)
+        return self.made or Host.built(self, kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed(Host):
+    """The emulation of kernels whose text was changed, by their entries; of any other as it is."""
+
+    made: Mapping[str, HostKernel] = field(default_factory=dict)
+
+    def built(self, kernel: Kernel) -> HostKernel:
+        """What was made for its entry."""
+        return self.made.get(kernel.entry) or Host.built(self, kernel)
+
+
+def changed(kernels: tuple[Kernel, ...], *changes: tuple[str, str]) -> Changed:
+    """Where ``kernels`` run with each change (old, new) made at the one place of their text that holds ``old``."""
+    made = {}
+    for kernel in kernels:
+        text = kernel.text
+        for old, new in changes:
+            assert text.count(old) == 1, (kernel.file, old, text.count(old))
+            text = text.replace(old, new)
+        made[kernel.entry] = host.build(text, kernel.entry, options=("-O1",))  # the same bits, built sooner
+    return Changed(made=made)
 
 
 def played_device(monkeypatch: Any, capability: str = "90", room: int = 1 << 30) -> Device:

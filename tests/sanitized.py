@@ -16,6 +16,7 @@ from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
 from cuda_kernels.epilogue import OUTPUTS, epilogue
+from cuda_kernels.exact import Operand, exact_product, matmul
 from cuda_kernels.footprint import KERNELS
 from cuda_kernels.fp4_blocks import BLOCKS, FP4_BLOCKS, fp4_blocks
 from cuda_kernels.fp4_sums import fp4_sums
@@ -128,6 +129,18 @@ def _blocks(given: Inputs) -> dict[str, Any]:
     return {"scales": scales, "split_k": 2}
 
 
+def _exact(given: Inputs) -> None:
+    rows, depth = given.shape
+    launch(matmul, given.x, given.x.T)
+    launch(matmul, given.x[::-1, ::-2], given.x[:1, ::2].T)
+    scales = own(np.ones((-(-rows // 2), -(-depth // 16)), np.float32))
+    table, one = own(np.arange(256, dtype=np.float32)), own(np.ones(rows))
+    a = Operand(given.codes, table, scales, (2, 16), one)
+    launch(exact_product, a, a)
+    launch(exact_product, a._replace(row=own(one * 1e-200)), a, divisor=21)  # so small that no output has a proof
+    launch(exact_product, a._replace(row=None), Operand(given.codes, table), per_block=5)
+
+
 RUNS = {
     "encode.cu": _encode,
     "cast.cu": _cast,
@@ -140,6 +153,7 @@ RUNS = {
     "fp8_mma.cu": _fp8_mma,
     "epilogue.cu": _epilogue,
     "fp8_wgmma.cu": _fp8_wgmma,
+    "exact.cu": _exact,
 }
 
 

@@ -53,6 +53,11 @@ def test_no_kernel_touches_what_is_not_its_own():
         ("promote.cuh", "min(row, count - 1)", "min(row, count)", "READ of size 4"),
         ("fp8_wgmma.cu", "row < rows && column < columns", "row <= rows && column < columns", "of size 4"),
         ("wgmma_emulated.cuh", "1ull * r < word[2]", "1ull * r <= word[2]", "READ of size 1"),
+        ("fp4_sums.cu", "if (row >= rows) return;", "if (row > rows) return;", "READ of size"),
+        ("fp8_mma.cu", "if (first + i < depth)", "if (first + i <= depth)", "READ of size 1"),
+        ("exact.cu", "inside && k + i < stop", "inside && k + i <= stop", "READ of size"),
+        ("exact.cu", "if (top + m >= rows || start + n >= columns)", "if (top + m > rows)", "WRITE of size 4"),
+        ("exact.cu", "min(begin + part, depth), by)", "min(begin + part, depth) + 1, by)", "READ of size 1"),
         ("tile.cuh", "row < rows && column < columns", "row < rows && column <= columns", "WRITE of size 4"),
     ],
 )  # fmt: skip
