@@ -16,15 +16,19 @@ from typing import NamedTuple
 from cuda_kernels import KernelBuildError, source
 from cuda_kernels._kernel import Kernel
 from cuda_kernels._nvrtc import Compiled, compile_cubin, nvrtc_version
+from cuda_kernels.blocks import BLOCKS_ENCODE, BLOCKS_FUSED, BLOCKS_MEASURE, BLOCKS_SCALE
 from cuda_kernels.cast import CAST
 from cuda_kernels.decode import DECODE
 from cuda_kernels.encode import ENCODE
 from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.fp8_mma import FP8_MMA
+from cuda_kernels.hadamard import HADAMARD
 from cuda_kernels.reduce import OBSERVE, SUMS_TOP, SUMS_TOTAL
 from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
+from cuda_kernels.unblocks import UNBLOCKS
 
-KERNELS = (ENCODE, CAST, DECODE, SWIZZLE, UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL, FP4_SUMS, *FP8_MMA.values())
+KERNELS = (ENCODE, CAST, DECODE, BLOCKS_FUSED, BLOCKS_MEASURE, BLOCKS_SCALE, BLOCKS_ENCODE, UNBLOCKS, HADAMARD, SWIZZLE,
+           UNSWIZZLE, OBSERVE, SUMS_TOP, SUMS_TOTAL, FP4_SUMS, *FP8_MMA.values())  # fmt: skip
 """Every kernel of this package."""
 
 

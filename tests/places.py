@@ -18,13 +18,16 @@ from cuda_kernels.host import HostKernel
 
 @dataclass(frozen=True, slots=True)
 class Given(Host):
-    """The emulation of one kernel that the test built, whatever the launcher asks for."""
+    """The emulation of one kernel that the test built: for that entry, or whatever the launcher asks for."""
 
     made: HostKernel | None = None
+    entry: str = ""
 
     def built(self, kernel: Kernel) -> HostKernel:
         """What the test built."""
-        return self.made or super().built(kernel)
+        if self.made is None or self.entry not in ("", kernel.entry):
+            return Host.built(self, kernel)
+        return self.made
 
 
 AS_C: dict[type, Callable[[Any], Any]] = {

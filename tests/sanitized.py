@@ -13,15 +13,20 @@ import numpy as np
 
 import cuda_kernels._kernel as kernels
 from cuda_kernels._place import HOST
+from cuda_kernels.blocks import quantize_blocks
 from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
 from cuda_kernels.footprint import KERNELS
 from cuda_kernels.fp4_sums import fp4_sums
 from cuda_kernels.fp8_mma import fp8_mma
+from cuda_kernels.hadamard import hadamard
 from cuda_kernels.reduce import observe, sums, totals
 from cuda_kernels.swizzle import swizzle, unswizzle
+from cuda_kernels.unblocks import dequantize_blocks
 from qsim.codec.general_kernels import rules_of
+from qsim.codec.scaled import SCALE_RECIPES
+from qsim.codec.scaled.rules import device_numbers
 from qsim.formats import FORMATS, POLICIES
 from tests.unit.test_cuda_encode import params
 
@@ -66,6 +71,33 @@ def _decode(given: Inputs) -> None:
         decode(HOST, given.codes, own(np.arange(256, dtype=np.float32)), descale=given.row, center=center)
 
 
+RECIPES = ("float4_e2m1fn", "float4_e2m1fn_row", "float4_e2m1fn_col", "float4_e2m1fn_1x128", "mxfp4_even",
+           "nvfp4_4over6", "nvfp4_exact_16x16")  # fmt: skip
+
+
+def _blocks(given: Inputs) -> None:
+    policy = POLICIES["ocp"].with_choices(rounding="stochastic")
+    rules = own(np.array([int(v) for v in rules_of(FORMATS["float4_e2m1fn"], policy, np.uint32)], np.uint32))
+    for i, name in enumerate(RECIPES):
+        recipe, center = device_numbers(SCALE_RECIPES[name]), given.centres[(i + given.shape[1]) % 4]
+        quantize_blocks(HOST, given.x, rules, recipe, center=center, stream=given.streams[0], packed=i % 2 == 1)
+
+
+def _unblocks(given: Inputs) -> None:
+    for name in RECIPES:
+        recipe, grid = device_numbers(SCALE_RECIPES[name]), SCALE_RECIPES[name].block.grid(given.shape)
+        scales = own(np.ones(grid, np.uint8 if recipe.rule else np.float32))
+        tensor = own(np.ones(1, np.float32)) if recipe.two_level else None
+        dequantize_blocks(HOST, given.codes, scales, own(np.ones(16, np.float32)), recipe, tensor=tensor)
+
+
+def _hadamard(given: Inputs) -> None:
+    for size in (16, 32):
+        for rows in given.shape:
+            factors = own(np.ones(size, np.float32))
+            hadamard(HOST, own(np.ones((rows, size), np.float32)), factors, factors)
+
+
 def _reduce(given: Inputs) -> None:
     for center in given.centres:
         observe(HOST, given.x, lead=1, center=center)
@@ -89,6 +121,9 @@ RUNS = {
     "encode.cu": _encode,
     "cast.cu": _cast,
     "decode.cu": _decode,
+    "blocks.cu": _blocks,
+    "unblocks.cu": _unblocks,
+    "hadamard.cu": _hadamard,
     "reduce.cu": _reduce,
     "swizzle.cu": _swizzle,
     "fp4_sums.cu": _fp4_sums,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cuda_kernels.blocks import BlockRecipe
 from qsim.arrays import F32, FLT_MAX, I64, U32, frozen
 from qsim.codec.scaled.recipes import (
     BlockError,
@@ -62,6 +63,24 @@ def rule_of(recipe: ScaleRecipe, g: np.float32) -> Rule:
                 floats[:] = (recipe.fmt.max, s_enc, _ONE / s_enc, s_enc * _SIXTH, pt, full, g, _ONE / pt, scale_max)
             number, steps[2] = _NUMBERS[order], error is BlockError.ABSOLUTE
     return Rule(number=number, floats=floats, steps=steps)
+
+
+def device_numbers(recipe: ScaleRecipe) -> BlockRecipe:
+    """A recipe as the kernels of a device take it: they know the amax of the matrix, and its floats, themselves."""
+    rule = rule_of(recipe, np.float32(0))
+    carry, offset, absolute = (int(step) for step in rule.steps)
+    two = recipe.scale if isinstance(recipe.scale, TwoLevelScale) else None
+    return BlockRecipe(
+        rows=recipe.block.rows,
+        cols=recipe.block.cols,
+        rule=rule.number,
+        carry=carry,
+        offset=offset,
+        absolute=absolute,
+        fmt_max=recipe.fmt.max,
+        scale_max=two.scale_max if two else 0,
+        full_range=two.full_range if two else 0,
+    )
 
 
 @functools.cache
