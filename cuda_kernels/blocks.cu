@@ -55,7 +55,7 @@ __device__ __forceinline__ QsimScale qsim_four_over_six(
         for (int turn = 0; turn < lanes; ++turn) {
             const float before = __shfl_sync(QSIM_FULL_WARP, total[i], start + (turn > 0 ? turn - 1 : 0));
             if (turn == mine) {
-                total[i] = turn > 0 ? before : 0.0f;
+                total[i] = before;
                 #pragma unroll
                 for (int e = 0; e < 4; ++e) total[i] = __fadd_rn(total[i], error[e]);
             }

@@ -106,11 +106,14 @@ def quantize_blocks(
     if not x.size:
         return out
     arrays = [None if a is None else xp.ascontiguousarray(a) for a in (x, center, rules, stream)]
+    fused = block[0] == 1 and (block[1] in FUSED_COLUMNS or recipe.cols in FUSED_COLUMNS)
+    if fused and block[1] not in FUSED_COLUMNS:  # cut to a narrow matrix
+        block = (1, recipe.cols)
     shape, block = flattened(shape, block, packed=packed, free=center is None or center.size == 1)
     down, across = (0, 0) if center is None else _strides(center.shape)
     sizes = [np.int64(size) for size in (*shape, down, across)]
-    if block[0] == 1 and recipe.cols in FUSED_COLUMNS:
-        _fused(place, arrays, recipe, out, sizes, packed=packed, given=tensor_amax is not None)
+    if fused:
+        _fused(place, arrays, recipe, out, sizes, block[1], packed=packed, given=tensor_amax is not None)
     else:
         _in_steps(place, arrays, recipe, out, sizes, block, packed=packed)
     return out
@@ -126,7 +129,7 @@ def flattened(
     rows, columns = shape
     whole = block[0] >= rows and block[1] >= columns
     along = block[0] == 1 and columns % block[1] == 0
-    if not free or not (whole or along) or (packed and columns % 2):
+    if rows == 1 or not free or not (whole or along) or (packed and columns % 2):
         return shape, block
     return (1, rows * columns), (1, rows * columns if whole else block[1])
 
@@ -137,9 +140,17 @@ def chunks(rows: int, columns: int) -> int:
 
 
 def _fused(
-    place: Place, arrays: list[Any], recipe: BlockRecipe, out: Quantized, sizes: list[Any], *, packed: bool, given: bool
+    place: Place,
+    arrays: list[Any],
+    recipe: BlockRecipe,
+    out: Quantized,
+    sizes: list[Any],
+    width: int,
+    *,
+    packed: bool,
+    given: bool,
 ) -> None:
-    """In one read; a two-level scale reads the matrix once before, unless its amax is given."""
+    """In one read, blocks of ``width`` columns; two levels need one more before, unless their amax is given."""
     x, center, rules, stream = arrays
     rows, columns = (int(size) for size in sizes[:2])
     measured = recipe.two_level and not given
@@ -148,7 +159,7 @@ def _fused(
     own = recipe.rule == FLOAT32
     stored = (out.scales if own else None, None if own else out.scales)
     args = (x, center, rules, stream, out.tensor, out.codes, *stored, None if measured else out.top, out.counts, *sizes,
-            np.int32(recipe.cols), np.int32(packed), *recipe.numbers())  # fmt: skip
+            np.int32(width), np.int32(packed), *recipe.numbers())  # fmt: skip
     place.tiles(BLOCKS_FUSED, chunks(rows, columns), THREADS, args)
 
 
