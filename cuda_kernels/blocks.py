@@ -63,7 +63,7 @@ class Quantized(NamedTuple):
 
     codes uint8 [M, K], or [M, (K + 1) // 2] where packed. scales [blocks down, blocks across]: float32, or uint8 codes.
     top uint32 [1]: bits of the largest finite |residual|. tensor float32 [1]: the amax that two-level scales are
-    relative to, else None. counts uint64 [6]: as ``COUNTS`` says.
+    relative to, a view of top where none was given; else None. counts uint64 [6]: as ``COUNTS`` says.
     """
 
     codes: Any

@@ -24,6 +24,7 @@ from tests.places import played_device
 from tests.unit.block_cases import (
     FLT_MAX,
     MATRICES,
+    NEGATIVE_NAN,
     NUMBA,
     OCP,
     assert_same,
@@ -66,6 +67,15 @@ def test_a_centre_is_subtracted_first(recipe, shape):
     x, center = hostile(), spread(shape, seed=8)
     x[-1] = np.broadcast_to(center, x.shape)[-1]  # blocks of zeros
     assert_same(x, recipe, center=center, packed=recipe.fmt.bits == 4)
+
+
+def test_a_nan_that_the_centre_makes_is_positive_and_one_of_x_has_its_sign():
+    x, center = np.zeros((1, 16), np.float32), np.zeros((1, 16), np.float32)
+    x[0, :4], center[0, :4] = [np.inf, NEGATIVE_NAN, 1, NEGATIVE_NAN], [np.inf, 1, np.nan, np.nan]
+    for name in ("float8_e5m2", "float8_e5m2_1x128", "mxfp8_e5m2_rceil"):
+        got = run(x, SCALE_RECIPES[name], center=center)
+        assert [0x7F, 0xFF, 0x7F, 0xFF] == got.codes[0, :4].tolist()
+        assert [0, 0, 4, 0] == got.counts[:4].tolist()
 
 
 @SOME

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cuda_kernels.blocks import BlockRecipe
 from qsim.arrays import F32, FLT_MAX, I64, U32, frozen
 from qsim.codec.scaled.recipes import (
     BlockError,
@@ -22,6 +22,9 @@ from qsim.codec.scaled.result import ScaledCodes
 from qsim.codec.scaled.scale_kernels import EXACT_RULE
 from qsim.codec.tables import decode_table, encoder_table
 from qsim.formats import E4M3FN, E8M0FNU, POLICIES, CastPolicy, FloatFormat
+
+if TYPE_CHECKING:
+    from cuda_kernels.blocks import BlockRecipe
 
 _NUMBERS = {ScaleOrder.EXACT: 2, ScaleOrder.TE: 3, ScaleOrder.TORCHAO: 4, ScaleOrder.FOUR_OVER_SIX: 5}
 _ONE, _SIXTH = np.float32(1), np.float32(1) / np.float32(6)
@@ -67,6 +70,8 @@ def rule_of(recipe: ScaleRecipe, g: np.float32) -> Rule:
 
 def device_numbers(recipe: ScaleRecipe) -> BlockRecipe:
     """A recipe as the kernels of a device take it: they know the amax of the matrix, and its floats, themselves."""
+    from cuda_kernels.blocks import BlockRecipe  # casts on the CPU need none of it
+
     rule = rule_of(recipe, np.float32(0))
     carry, offset, absolute = (int(step) for step in rule.steps)
     two = recipe.scale if isinstance(recipe.scale, TwoLevelScale) else None
