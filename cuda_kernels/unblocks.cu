@@ -53,16 +53,31 @@ extern "C" __global__ void qsim_unblocks(
         if (first >= columns) continue;
         const unsigned char* own = codes + walk.row * columns + first;
         float* target = out + walk.row * columns + first;
-        const unsigned four = whole ? *reinterpret_cast<const unsigned*>(own) : 0u;
+        unsigned code[4] = {0, 0, 0, 0};
+        if (whole) {
+            const unsigned four = *reinterpret_cast<const unsigned*>(own);
+            #pragma unroll
+            for (int e = 0; e < 4; ++e) code[e] = four >> (8 * e) & 0xFFu;
+        } else {
+            #pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (first + e < columns) code[e] = own[e];
+        }
         float gain = 0.0f, y[4];
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            if (first + e >= columns) break;
-            if (e == 0 || (first + e) % block_columns == 0)
+            if (first + e < columns && (e == 0 || (first + e) % block_columns == 0))
                 gain = qsim_gain(scales, scale_codes, line + (first + e) / block_columns, rule, levels);
-            y[e] = qsim_unscaled(values[whole ? four >> (8 * e) & 0xFFu : own[e]], gain, rule, full_range, levels);
-            if (!whole) target[e] = y[e];
+            y[e] = qsim_unscaled(values[code[e]], gain, rule, full_range, levels);
         }
-        if (whole) *reinterpret_cast<float4*>(target) = make_float4(y[0], y[1], y[2], y[3]);
+        if (whole) {
+            // By an address of its own: the compiler merges this store with those below, and loses its alignment.
+            const long long at = (walk.row * columns + first) / 4;
+            reinterpret_cast<float4*>(out)[at] = make_float4(y[0], y[1], y[2], y[3]);
+        } else {
+            #pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (first + e < columns) target[e] = y[e];
+        }
     }
 }

@@ -7,6 +7,7 @@ import cuda_kernels._kernel as kernels
 from cuda_kernels import hadamard as module
 from cuda_kernels import host, source
 from cuda_kernels._place import HOST, Host
+from cuda_kernels.footprint import compiled
 from cuda_kernels.hadamard import HADAMARD, hadamard
 from qsim.codec import hadamard_signs, rotate, rotate_back
 from qsim.codec.hadamard import FACTORS
@@ -102,6 +103,14 @@ def test_the_order_of_the_stages_is_part_of_the_definition(monkeypatch):
     got = forth(x, signs, place)
     assert rotate(x, signs).tobytes() != got.tobytes()
     assert np.abs(rotate(x, signs) - got).max() < 1e-5
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", HADAMARD.arches)
+def test_a_lane_reads_and_writes_sixteen_bytes_at_once(arch):
+    ptx = compiled(HADAMARD.text, HADAMARD.file, arch).ptx
+    assert "ld.global.v4" in ptx
+    assert "st.global.v4" in ptx
 
 
 def test_wrong_arguments_are_named():

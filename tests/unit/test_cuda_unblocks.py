@@ -8,6 +8,7 @@ import pytest
 import cuda_kernels._kernel as kernels
 from cuda_kernels import host, source, unblocks
 from cuda_kernels._place import HOST, Host
+from cuda_kernels.footprint import compiled
 from cuda_kernels.unblocks import UNBLOCKS, dequantize_blocks
 from qsim.codec.scaled import SCALE_RECIPES, ScaledCodes, ScaleOrder
 from qsim.codec.scaled.rules import device_numbers
@@ -116,6 +117,12 @@ def test_a_wrong_step_is_seen(monkeypatch, name, file, old, new):
     with np.errstate(all="ignore"):
         expected = NUMBA.dequantize_blocks(scaled, recipe)
     assert expected.tobytes() != run(scaled, recipe, place=place).tobytes()
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", UNBLOCKS.arches)
+def test_a_lane_writes_sixteen_bytes_at_once(arch):
+    assert "st.global.v4" in compiled(UNBLOCKS.text, UNBLOCKS.file, arch).ptx
 
 
 def test_wrong_arguments_are_named():
