@@ -16,6 +16,25 @@ struct QsimCode {
     unsigned code, saturated, flushed, refused;
 };
 
+// What a policy makes of a rounded magnitude: `code`, perhaps beyond max_code, of the number with this sign and magnitude.
+__device__ __forceinline__ QsimCode qsim_finished(
+    unsigned code, unsigned negative, unsigned magnitude, const QsimRules& k)
+{
+    const bool is_nan = magnitude > 0x7F800000u, is_inf = magnitude == 0x7F800000u;
+    const bool clip = (negative ? k.clip_negative : k.clip_positive) != 0u;
+    bool over = code > k.max_code || is_inf;
+    const unsigned limited = over ? (clip && !is_inf ? k.max_code : k.overflow) : code;
+    const unsigned number = limited | (negative ? (limited != 0u ? k.sign_bit : k.zero_sign) : 0u);
+    const bool no_number = is_nan || (negative && !k.is_signed && magnitude != 0u);
+    over = over && !no_number;
+    QsimCode result;
+    result.code = no_number ? (negative ? k.negative_nan : k.nan) : number;
+    result.saturated = over && !is_inf ? 1u : 0u;
+    result.flushed = code == 0u && magnitude != 0u && !no_number && k.flushes ? 1u : 0u;
+    result.refused = (no_number && k.refuses_nan) || (over && k.refuses_overflow) ? 1u : 0u;
+    return result;
+}
+
 // word decides where `drawn`: up iff its top random_bits are below those of the fraction.
 __device__ QsimCode qsim_cast_one(unsigned bits, unsigned word, bool drawn, const QsimRules& k)
 {
@@ -53,19 +72,7 @@ __device__ QsimCode qsim_cast_one(unsigned bits, unsigned word, bool drawn, cons
     }
     const unsigned code = place + carry;  // it may enter the next binade: that is the rounding we want
 
-    const bool is_nan = magnitude > 0x7F800000u, is_inf = magnitude == 0x7F800000u;
-    const bool clip = (negative ? k.clip_negative : k.clip_positive) != 0u;
-    bool over = code > k.max_code || is_inf;
-    const unsigned limited = over ? (clip && !is_inf ? k.max_code : k.overflow) : code;
-    const unsigned number = limited | (negative ? (limited != 0u ? k.sign_bit : k.zero_sign) : 0u);
-    const bool no_number = is_nan || (negative && !k.is_signed && magnitude != 0u);
-    over = over && !no_number;
-    QsimCode result;
-    result.code = no_number ? (negative ? k.negative_nan : k.nan) : number;
-    result.saturated = over && !is_inf ? 1u : 0u;
-    result.flushed = code == 0u && magnitude != 0u && !no_number && k.flushes ? 1u : 0u;
-    result.refused = (no_number && k.refuses_nan) || (over && k.refuses_overflow) ? 1u : 0u;
-    return result;
+    return qsim_finished(code, negative, magnitude, k);
 }
 
 // Ten rounds of Philox4x32; counter c0..c3, key k0, k1. Source: Salmon et al., SC 2011.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from cuda_kernels import KernelBuildError, source
 from cuda_kernels._kernel import Kernel
 from cuda_kernels._nvrtc import Compiled, compile_cubin, nvrtc_version
+from cuda_kernels.blocks import BLOCKS_ENCODE, BLOCKS_FUSED, BLOCKS_MEASURE, BLOCKS_SCALE
 from cuda_kernels.cast import CAST
 from cuda_kernels.decode import DECODE
 from cuda_kernels.encode import ENCODE
@@ -25,12 +26,15 @@ from cuda_kernels.fp4_blocks import FP4_BLOCKS
 from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.fp8_mma import FP8_MMA, FP8_MMA_PROMOTED
 from cuda_kernels.fp8_wgmma import FP8_WGMMA
+from cuda_kernels.hadamard import HADAMARD
 from cuda_kernels.pack import PACK, UNPACK
 from cuda_kernels.reduce import OBSERVE, SUMS_TOP, SUMS_TOTAL
 from cuda_kernels.swizzle import SWIZZLE, UNSWIZZLE
+from cuda_kernels.unblocks import UNBLOCKS
 
 KERNELS = (
     *(ENCODE, CAST, DECODE, PACK, UNPACK, SWIZZLE, UNSWIZZLE),
+    *(BLOCKS_FUSED, BLOCKS_MEASURE, BLOCKS_SCALE, BLOCKS_ENCODE, UNBLOCKS, HADAMARD),
     *(OBSERVE, SUMS_TOP, SUMS_TOTAL),
     *(FP4_SUMS, *FP4_BLOCKS.values()),
     *(*FP8_MMA.values(), *FP8_MMA_PROMOTED.values(), *FP8_WGMMA.values()),

@@ -27,13 +27,16 @@ CHOICE = "QSIM_PLACE"
 
 @dataclass(frozen=True, slots=True)
 class Given(Host):
-    """The emulation of one kernel that the test built, whatever the launcher asks for."""
+    """The emulation of one kernel that the test built: for that entry, or whatever the launcher asks for."""
 
     made: HostKernel | None = None
+    entry: str = ""
 
     def built(self, kernel: Kernel) -> HostKernel:
         """What the test built."""
-        return self.made or Host.built(self, kernel)
+        if self.made is None or self.entry not in ("", kernel.entry):
+            return Host.built(self, kernel)
+        return self.made
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import cuda_kernels._kernel as kernels
+from cuda_kernels.blocks import quantize_blocks
 from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
@@ -22,10 +23,14 @@ from cuda_kernels.fp4_blocks import BLOCKS, FP4_BLOCKS, fp4_blocks
 from cuda_kernels.fp4_sums import fp4_sums
 from cuda_kernels.fp8_mma import fp8_mma
 from cuda_kernels.fp8_wgmma import fp8_wgmma
+from cuda_kernels.hadamard import hadamard
 from cuda_kernels.pack import pack, unpack
 from cuda_kernels.reduce import observe, sums, totals
 from cuda_kernels.swizzle import swizzle, unswizzle
+from cuda_kernels.unblocks import dequantize_blocks
 from qsim.codec.general_kernels import rules_of
+from qsim.codec.scaled import SCALE_RECIPES
+from qsim.codec.scaled.rules import device_numbers
 from qsim.formats import FORMATS, POLICIES
 from tests.places import launch
 from tests.unit.test_cuda_encode import params
@@ -71,6 +76,33 @@ def _decode(given: Inputs) -> None:
         launch(decode, given.codes, own(np.arange(256, dtype=np.float32)), descale=given.row, center=center)
 
 
+RECIPES = ("float4_e2m1fn", "float4_e2m1fn_row", "float4_e2m1fn_col", "float4_e2m1fn_1x128", "mxfp4_even",
+           "nvfp4_4over6", "nvfp4_exact_16x16")  # fmt: skip
+
+
+def _blocks(given: Inputs) -> None:
+    policy = POLICIES["ocp"].with_choices(rounding="stochastic")
+    rules = own(np.array([int(v) for v in rules_of(FORMATS["float4_e2m1fn"], policy, np.uint32)], np.uint32))
+    for i, name in enumerate(RECIPES):
+        recipe, center = device_numbers(SCALE_RECIPES[name]), given.centres[(i + given.shape[1]) % 4]
+        launch(quantize_blocks, given.x, rules, recipe, center=center, stream=given.streams[0], packed=i % 2 == 1)
+
+
+def _unblocks(given: Inputs) -> None:
+    for name in RECIPES:
+        recipe, grid = device_numbers(SCALE_RECIPES[name]), SCALE_RECIPES[name].block.grid(given.shape)
+        scales = own(np.ones(grid, np.uint8 if recipe.rule else np.float32))
+        tensor = own(np.ones(1, np.float32)) if recipe.two_level else None
+        launch(dequantize_blocks, given.codes, scales, own(np.ones(16, np.float32)), recipe, tensor=tensor)
+
+
+def _hadamard(given: Inputs) -> None:
+    for size in (16, 32):
+        for rows in given.shape:
+            factors = own(np.ones(size, np.float32))
+            launch(hadamard, own(np.ones((rows, size), np.float32)), factors, factors)
+
+
 def _reduce(given: Inputs) -> None:
     for center in given.centres:
         launch(observe, given.x, lead=1, center=center)
@@ -102,7 +134,7 @@ def _fp4_blocks(given: Inputs) -> None:
 
 
 def _fp8_mma(given: Inputs) -> None:
-    for more in ({}, _blocks(given)):
+    for more in ({}, _block_scales(given)):
         launch(fp8_mma, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"), **more)
 
 
@@ -118,11 +150,11 @@ def _epilogue(given: Inputs) -> None:
 
 
 def _fp8_wgmma(given: Inputs) -> None:
-    for more in ({}, _blocks(given)):
+    for more in ({}, _block_scales(given)):
         launch(fp8_wgmma, given.codes, given.codes, formats=("float8_e4m3fn", "float8_e5m2"), **more)
 
 
-def _blocks(given: Inputs) -> dict[str, Any]:
+def _block_scales(given: Inputs) -> dict[str, Any]:
     rows, depth = given.shape
     blocks = -(-depth // 128)
     scales = own(np.ones((rows, blocks), np.float32)), (1, 128), own(np.ones((1, blocks), np.float32)), (128, 128)
@@ -145,6 +177,9 @@ RUNS = {
     "encode.cu": _encode,
     "cast.cu": _cast,
     "decode.cu": _decode,
+    "blocks.cu": _blocks,
+    "unblocks.cu": _unblocks,
+    "hadamard.cu": _hadamard,
     "reduce.cu": _reduce,
     "pack.cu": _pack,
     "swizzle.cu": _swizzle,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from qsim.codec.scaled.result import ScaledCodes
 from qsim.codec.scaled.scale_kernels import EXACT_RULE
 from qsim.codec.tables import decode_table, encoder_table
 from qsim.formats import E4M3FN, E8M0FNU, POLICIES, CastPolicy, FloatFormat
+
+if TYPE_CHECKING:
+    from cuda_kernels.blocks import BlockRecipe
 
 _NUMBERS = {ScaleOrder.EXACT: 2, ScaleOrder.TE: 3, ScaleOrder.TORCHAO: 4, ScaleOrder.FOUR_OVER_SIX: 5}
 _ONE, _SIXTH = np.float32(1), np.float32(1) / np.float32(6)
@@ -62,6 +66,26 @@ def rule_of(recipe: ScaleRecipe, g: np.float32) -> Rule:
                 floats[:] = (recipe.fmt.max, s_enc, _ONE / s_enc, s_enc * _SIXTH, pt, full, g, _ONE / pt, scale_max)
             number, steps[2] = _NUMBERS[order], error is BlockError.ABSOLUTE
     return Rule(number=number, floats=floats, steps=steps)
+
+
+def device_numbers(recipe: ScaleRecipe) -> BlockRecipe:
+    """A recipe as the kernels of a device take it: they know the amax of the matrix, and its floats, themselves."""
+    from cuda_kernels.blocks import BlockRecipe  # casts on the CPU need none of it
+
+    rule = rule_of(recipe, np.float32(0))
+    carry, offset, absolute = (int(step) for step in rule.steps)
+    two = recipe.scale if isinstance(recipe.scale, TwoLevelScale) else None
+    return BlockRecipe(
+        rows=recipe.block.rows,
+        cols=recipe.block.cols,
+        rule=rule.number,
+        carry=carry,
+        offset=offset,
+        absolute=absolute,
+        fmt_max=recipe.fmt.max,
+        scale_max=two.scale_max if two else 0,
+        full_range=two.full_range if two else 0,
+    )
 
 
 @functools.cache
