@@ -10,6 +10,10 @@ from cuda_kernels import host
 from tests.oracles import unavailable
 
 
+FOUR = "j + 4 <= size && qsim_aligned(row + j, 16)) {\n        "
+TOO_FAR = FOUR.replace("4", "3", 1)
+
+
 def watched(*change):
     """The finished process ``python -m tests.sanitized`` under AddressSanitizer."""
     library = host.sanitizer()
@@ -34,9 +38,13 @@ def test_no_kernel_touches_what_is_not_its_own():
 @pytest.mark.parametrize(
     ("file", "old", "new", "what"),
     [
-        ("decode.cu", "j < per_replica;", "j <= per_replica;", "READ of size 1"),
-        ("encode.cu", "j < per_replica;", "j <= per_replica;", "READ of size 4"),
-        ("cast.cu", "if (j >= per_replica) break;", "if (j > per_replica) break;", "READ of size 4"),
+        ("groups.cuh", FOUR + "const float4", TOO_FAR + "const float4", "READ of size 16"),
+        ("groups.cuh", FOUR + "*reinterpret_cast<float4*>", TOO_FAR + "*reinterpret_cast<float4*>", "WRITE of size 16"),
+        ("groups.cuh", "j + 4 <= size && qsim_aligned(row + j, 4)", "j + 3 <= size", "WRITE of size 4"),
+        ("groups.cuh", "j + 16 <= size", "j + 15 <= size", "READ of size 16"),
+        ("groups.cuh", "j + e < size ? row[j + e]", "j + e <= size ? row[j + e]", "READ of size 4"),
+        ("groups.cuh", "j + e < size) words", "j + e <= size) words", "READ of size 1"),
+        ("groups.cuh", "at + 1 == period ? 0 : at + 1", "at + 1", "READ of size 4"),
         ("cast.cu", "atomicMax(top + r, best)", "atomicMax(top + r + 1, best)", "READ of size 4"),
         ("reduce.cu", "j % center_period]", "j % center_period + 1]", "READ of size 4"),
         ("swizzle.cu", "tiles[word] = value;", "tiles[word + 1] = value;", "WRITE of size 4"),

@@ -51,7 +51,10 @@ PRODUCTS = {"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32": ({"IMMA.16832.S8.
     for a in ("E4M3", "E5M2")
     for b in ("E4M3", "E5M2")
 }
-WIDE = {  # file: words of 16 bytes that its entries must have
+WIDE = {  # file: loads and stores that its entries must have; .E alone moves 4 bytes, here four codes
+    "encode.cu": {"LDG.E.128", "STG.E"},
+    "cast.cu": {"LDG.E.128", "STG.E"},
+    "decode.cu": {"LDG.E.128", "STG.E.128"},
     "fp4_sums.cu": {"LDG.E.128"},
     "fp8_mma.cu": {"LDG.E.128"},
 }
