@@ -134,7 +134,7 @@ def test_the_launcher_passes_what_the_kernel_takes_in_its_order() -> None:
 
 
 @pytest.mark.usefixtures("gpp")
-@pytest.mark.parametrize("shape", [(2, 5), (3, 700), (0, 4)])
+@pytest.mark.parametrize("shape", [(2, 5), (3, 2300), (0, 4)])
 def test_the_device_launcher_covers_the_array_with_the_right_arguments(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

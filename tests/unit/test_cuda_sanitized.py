@@ -9,7 +9,6 @@ import pytest
 from cuda_kernels import host
 from tests.oracles import unavailable
 
-
 FOUR = "j + 4 <= size && qsim_aligned(row + j, 16)) {\n        "
 TOO_FAR = FOUR.replace("4", "3", 1)
 
