@@ -13,7 +13,10 @@ import pytest
 from cuda_kernels import KernelBuildError, _sass
 from cuda_kernels._nvrtc import compile_cubin
 from cuda_kernels._sass import Instruction, disassembled, instructions
+from cuda_kernels.decode import DECODE
+from cuda_kernels.encode import ENCODE
 from cuda_kernels.footprint import KERNELS, compiled
+from cuda_kernels.fp4_sums import FP4_SUMS
 from tests.unit.test_cuda_gate import ARITHMETIC, PAIRS
 
 pytestmark = pytest.mark.usefixtures("nvdisasm")
@@ -132,6 +135,12 @@ def test_products_of_matrices_are_the_words_that_the_target_has(kernel, arch):
     assert expected == found
 
 
+@pytest.mark.parametrize("arch", FP4_SUMS.arches)
+def test_fp4_has_int8_products_on_every_target(arch):
+    _, code = built(FP4_SUMS, arch)
+    assert [one.opcode for one in code if MATRIX.match(one.opcode)] == ["IMMA.16832.S8.S8"] * 16
+
+
 @pytest.mark.parametrize(("arch", "native"), [("sm_89", True), ("sm_90a", False), ("sm_100a", False)])
 def test_fp8_is_native_on_ada_and_lowered_to_float16_later(arch, native):
     entries = [kernel for kernel in KERNELS if kernel.file == "fp8_mma.cu"]
@@ -226,6 +235,24 @@ def test_a_product_of_matrices_that_no_row_names_is_seen():
     added = [Instruction("", "", "FADD", ("R0", "R1", "R2"))] * 4
     assert not complaints(added, set(), lowered)
     assert {"FADD"} == complaints([*added, added[0]], set(), lowered)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+@pytest.mark.parametrize(
+    ("kernel", "old", "lost"),
+    [
+        (ENCODE, "qsim_aligned(row + j, 16)) {\n        const float4", "LDG.E.128"),
+        (ENCODE, "qsim_aligned(row + j, 4)", "STG.E"),
+        (DECODE, "qsim_aligned(row + j, 16)) {\n        const uint4", "LDG.E.128"),
+        (DECODE, "qsim_aligned(row + j, 16)) {\n        *reinterpret_cast<float4*>", "STG.E.128"),
+        (FP4_SUMS, "bytes % 16 == 0", "LDG.E.128"),
+    ],
+)
+def test_a_text_that_moves_element_by_element_is_seen(kernel, old, lost, arch):
+    assert kernel.text.count(old) == 1
+    text = kernel.text.replace(old, re.sub(r"^qsim_aligned\(row \+ j, \d+\)|^bytes % 16 == 0", "false", old))
+    code = instructions(disassembled(compile_cubin(text, arch).cubin, kernel.entry))
+    assert lost in WIDE[kernel.file] - {one.opcode for one in code}
 
 
 def test_a_missing_disassembler_and_no_cubin_are_named(monkeypatch):
