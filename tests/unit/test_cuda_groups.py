@@ -63,6 +63,14 @@ def operands(shape, own):
     return x, np.float32(rng.choice([0.7, 100, 3e5], shape[0])), center
 
 
+def assert_same(expected, actual):
+    """The same bytes; pytest's own comparison of long ones takes seconds where they differ."""
+    left, right = (np.frombuffer(array.tobytes(), np.uint8) for array in (expected, actual))
+    assert left.size == right.size
+    differing = np.flatnonzero(left != right)
+    assert differing.size == 0, f"{differing.size} of {left.size} bytes differ, first at {differing[0]}"
+
+
 def all_agree(x, scale, center, *, place=HOST, shift=0, made=None):
     """encode, cast and decode of x, moved by ``shift`` bytes, are those of the CPU backend."""
     spec = CastSpec(fmt=FMT, policy=POLICY)
@@ -72,11 +80,12 @@ def all_agree(x, scale, center, *, place=HOST, shift=0, made=None):
     values = NUMBA.decode(codes, scale, center, spec)
     own = moved(x, shift)
     encoded = encode(place, own, params(FMT, POLICY), scale=scale, center=center)
-    assert codes.tobytes() == encoded.tobytes()
+    assert_same(codes, encoded)
     got = cast(place, own, rules(FMT, DRAWN), scale=scale, center=center, streams=stream_words(streams))
-    assert (drawn.codes.tobytes(), drawn.amax.tobytes()) == (got.codes.tobytes(), got.top.tobytes())
+    assert_same(drawn.codes, got.codes)
+    assert_same(drawn.amax, got.top)
     decoded = decode(place, moved(codes, shift), TABLE, descale=scale, center=center)
-    assert values.tobytes() == decoded.tobytes()
+    assert_same(values, decoded)
     return encoded, decoded
 
 
