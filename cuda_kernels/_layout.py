@@ -20,7 +20,7 @@ def center_layout(xp: Any, shape: tuple[int, ...], center: Any, lead: int) -> tu
         center = xp.broadcast_to(center, shape)
         periodic = _periodic(shape, shape, lead)
         assert periodic is not None
-    return xp.ascontiguousarray(center), *periodic
+    return contiguous(xp, center), *periodic
 
 
 def _periodic(x: Sequence[int], center: Sequence[int], lead: int) -> tuple[int, int] | None:
@@ -42,6 +42,12 @@ def _periodic(x: Sequence[int], center: Sequence[int], lead: int) -> tuple[int, 
 def tile_count(rows: int, columns: int) -> int:
     """Tiles of ``tile.cuh`` that cover an output."""
     return -(-rows // TILE) * -(-columns // TILE)
+
+
+def contiguous(xp: Any, array: Any) -> Any:
+    """``array`` contiguous from an address that its items take; a copy where it is not."""
+    array = xp.ascontiguousarray(array)
+    return array if _address(array) % array.itemsize == 0 else array.copy()
 
 
 def aligned(xp: Any, array: Any) -> Any:

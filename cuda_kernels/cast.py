@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._layout import center_layout
+from cuda_kernels._layout import center_layout, contiguous
 from cuda_kernels._place import Place, check_array
 
-CAST = Kernel("cast.cu", "qsim_cast", prelude=("codec.cuh",))
+CAST = Kernel("cast.cu", "qsim_cast", prelude=("groups.cuh", "codec.cuh"))
 RULES = 21
 """Unsigned integers of a format and a policy: the fields of ``QsimRules``, in its order."""
 
@@ -49,7 +49,7 @@ def cast(place: Place, x: Any, rules: Any, *, scale: Any = None, center: Any = N
     codes, top = place.empty(tuple(x.shape), "uint8"), xp.zeros(lead, xp.uint32)
     counts = xp.zeros((*lead, 5), xp.uint64)
     if x.size:
-        inputs = [None if a is None else xp.ascontiguousarray(a) for a in (x, scale, center, streams, rules)]
+        inputs = [None if a is None else contiguous(xp, a) for a in (x, scale, center, streams, rules)]
         sizes = (np.int64(size) for size in (replicas, each, period, stride))
         place.spread(CAST, -(-each // 4), replicas, (*inputs, codes, top, counts, *sizes))
     return Casted(codes, top, counts)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._layout import center_layout
+from cuda_kernels._layout import center_layout, contiguous
 from cuda_kernels._place import Place, check_array
 
-DECODE = Kernel("decode.cu", "qsim_decode")
+DECODE = Kernel("decode.cu", "qsim_decode", prelude=("groups.cuh",))
 
 
 def decode(place: Place, codes: Any, table: Any, *, descale: Any = None, center: Any = None) -> Any:
@@ -37,7 +37,7 @@ def decode(place: Place, codes: Any, table: Any, *, descale: Any = None, center:
         center, period, stride = center_layout(xp, tuple(codes.shape), center, len(lead))
     out = place.empty(tuple(codes.shape), "float32")
     if codes.size:
-        inputs = [None if a is None else xp.ascontiguousarray(a) for a in (codes, table, descale, center)]
+        inputs = [None if a is None else contiguous(xp, a) for a in (codes, table, descale, center)]
         sizes = (np.int64(size) for size in (replicas, each, period, stride, table.size))
-        place.spread(DECODE, each, replicas, (*inputs, out, *sizes))
+        place.spread(DECODE, -(-each // 16), replicas, (*inputs, out, *sizes))
     return out

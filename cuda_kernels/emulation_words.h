@@ -98,15 +98,65 @@ T atomicOr(T* at, T value)
     return before;
 }
 
-// ---- arithmetic ------------------------------------------------------------------------------------------------------
+// ---- vectors: to copy one is one access, at an address that its size divides ------------------------------------------
 
-struct __align__(16) float4 { float x, y, z, w; };
-struct __align__(16) uint4 { unsigned x, y, z, w; };
-struct __align__(8) uint2 { unsigned x, y; };
+namespace qsim_emulation {
+
+inline void check_address(const void* at, std::size_t bytes)
+{
+    if (block == nullptr || reinterpret_cast<std::uintptr_t>(at) % bytes == 0) return;
+    std::fprintf(stderr, "qsim emulation: thread %u of block (%u, %u, %u) moves %zu bytes at once at %p\n",
+                 block->current, block_index.x, block_index.y, block_index.z, bytes, at);
+    block->failed = true;
+}
+
+template <typename T>
+struct Two {
+    using Item = T;
+    T x, y;
+};
+
+template <typename T>
+struct Four {
+    using Item = T;
+    T x, y, z, w;
+};
+
+template <typename Fields>
+struct alignas(sizeof(Fields)) Vector : Fields {
+    Vector() = default;
+    template <typename... Each, std::enable_if_t<sizeof...(Each) * sizeof(typename Fields::Item) == sizeof(Fields), int> = 0>
+    Vector(Each... each) : Fields{static_cast<typename Fields::Item>(each)...} {}
+    Vector(const Vector& other) { move(this, &other); }
+    Vector& operator=(const Vector& other)
+    {
+        move(this, &other);
+        return *this;
+    }
+
+  private:
+    static void move(void* to, const void* from)
+    {
+        asm("" : "+r"(to), "+r"(from));  // the compiler shall believe nothing of the addresses
+        check_address(to, sizeof(Fields));
+        check_address(from, sizeof(Fields));
+        std::memcpy(to, from, sizeof(Fields));
+    }
+};
+
+}  // namespace qsim_emulation
+
+using float4 = qsim_emulation::Vector<qsim_emulation::Four<float>>;
+using uint4 = qsim_emulation::Vector<qsim_emulation::Four<unsigned>>;
+using uint2 = qsim_emulation::Vector<qsim_emulation::Two<unsigned>>;
+using uchar4 = qsim_emulation::Vector<qsim_emulation::Four<unsigned char>>;
 
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline uchar4 make_uchar4(unsigned char x, unsigned char y, unsigned char z, unsigned char w) { return {x, y, z, w}; }
+
+// ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }

@@ -19,7 +19,8 @@
 //   overflow_code  code of a positive overflow; a negative one adds the sign bit
 //   nan_code, negative_nan_code: whole codes
 //
-//   Any grid and block of x and y size: thread x strides over elements, y over replicas. No shared memory.
+//   x at an address that 4 divides; whole groups of four elements that lie at one that 16 divides are read at once.
+//   Any grid and block of x and y size: thread x strides over groups of four elements, y over replicas. No shared memory.
 
 // The code of a magnitude given by its float32 bits, not yet limited to max_code; NaN and Inf come out above it.
 __device__ unsigned qsim_magnitude_code(unsigned magnitude, int mantissa_bits, int bias)
@@ -46,33 +47,49 @@ __device__ unsigned qsim_magnitude_code(unsigned magnitude, int mantissa_bits, i
     return ((unsigned)(binade - lowest) << mantissa_bits) + rounded;
 }
 
+struct QsimFormat {
+    int mantissa_bits, bias;
+    unsigned max_code, sign_bit, negative_zero, overflow_code, nan_code, negative_nan_code;
+};
+
+__device__ __forceinline__ unsigned char qsim_encode_one(float value, float c, float s, const QsimFormat& k)
+{
+    const unsigned bits = __float_as_uint(__fmul_rn(__fsub_rn(value, c), s));
+    const unsigned magnitude = bits & 0x7FFFFFFFu;
+    const unsigned code = qsim_magnitude_code(magnitude, k.mantissa_bits, k.bias);
+    const unsigned limited = code > k.max_code ? k.overflow_code : code;
+    const unsigned sign = (bits >> 31) & ((limited | k.negative_zero) != 0u ? 1u : 0u);
+    const unsigned number = limited | (sign != 0u ? k.sign_bit : 0u);
+
+    const bool negative = __float_as_uint(value) > 0xFF800000u;  // x is a NaN with its sign set
+    return (unsigned char)(magnitude > 0x7F800000u ? (negative ? k.negative_nan_code : k.nan_code) : number);
+}
+
 extern "C" __global__ void qsim_encode(
     const float* x, const float* scale, const float* center, unsigned char* codes,
     long long replicas, long long per_replica, long long center_period, long long center_stride,
     int mantissa_bits, int bias, unsigned max_code, unsigned sign_bit, unsigned negative_zero,
     unsigned overflow_code, unsigned nan_code, unsigned negative_nan_code)
 {
+    const QsimFormat k = {mantissa_bits, bias, max_code, sign_bit, negative_zero, overflow_code, nan_code,
+                          negative_nan_code};
     const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const long long stride = (long long)gridDim.x * blockDim.x;
 
     for (long long r = (long long)blockIdx.y * blockDim.y + threadIdx.y; r < replicas;
          r += (long long)gridDim.y * blockDim.y) {
+        const float* row = x + r * per_replica;
         const float s = scale ? scale[r] : 1.0f;
-        for (long long j = first; j < per_replica; j += stride) {
-            const long long i = r * per_replica + j;
-            const float c = center ? center[r * center_stride + j % center_period] : 0.0f;
-            const float value = x[i];
-            const float y = __fmul_rn(__fsub_rn(value, c), s);
-
-            const unsigned bits = __float_as_uint(y);
-            const unsigned magnitude = bits & 0x7FFFFFFFu;
-            const unsigned code = qsim_magnitude_code(magnitude, mantissa_bits, bias);
-            const unsigned limited = code > max_code ? overflow_code : code;
-            const unsigned sign = (bits >> 31) & ((limited | negative_zero) != 0u ? 1u : 0u);
-            const unsigned number = limited | (sign != 0u ? sign_bit : 0u);
-
-            const bool negative = __float_as_uint(value) > 0xFF800000u;  // x is a NaN with its sign set
-            codes[i] = (unsigned char)(magnitude > 0x7F800000u ? (negative ? negative_nan_code : nan_code) : number);
+        QsimCenters centers = {center ? center + r * center_stride : nullptr, center_period, 0};
+        for (long long j = 4 * first - qsim_offset(row, 4); j < per_replica; j += 4 * stride) {
+            float values[4];
+            unsigned char four[4];
+            qsim_load4(row, j, per_replica, values);
+            centers.begin(j);
+            #pragma unroll
+            for (int e = 0; e < 4; ++e)
+                four[e] = qsim_encode_one(values[e], centers.of(j + e, per_replica), s, k);
+            qsim_store4(codes + r * per_replica, j, per_replica, four);
         }
     }
 }

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._layout import center_layout
+from cuda_kernels._layout import center_layout, contiguous
 from cuda_kernels._place import Place, check_array
 
 KERNEL = "qsim_encode"
-ENCODE = Kernel("encode.cu", KERNEL)
+ENCODE = Kernel("encode.cu", KERNEL, prelude=("groups.cuh",))
 
 
 class EncodeParams(NamedTuple):
@@ -58,9 +58,9 @@ def encode(
     if center is not None:
         center, period, stride = center_layout(xp, tuple(x.shape), center, len(lead))
     if x.size:
-        inputs = [None if a is None else xp.ascontiguousarray(a) for a in (x, scale, center)]
+        inputs = [None if a is None else contiguous(xp, a) for a in (x, scale, center)]
         sizes = (np.int64(size) for size in (replicas, each, period, stride))
-        place.spread(ENCODE, each, replicas, (*inputs, out, *sizes, *(np.int32(value) for value in params)))
+        place.spread(ENCODE, -(-each // 4), replicas, (*inputs, out, *sizes, *(np.int32(value) for value in params)))
     return out
 
 

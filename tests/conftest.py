@@ -1,4 +1,7 @@
-"""What tests of CUDA texts need: g++ to emulate them, NVRTC to compile them. A missing one skips; in CI it fails."""
+"""What tests of CUDA texts need: g++ to emulate them, NVRTC to compile them, nvdisasm to read that.
+
+A missing one skips; in CI it fails.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 
 from cuda_kernels import KernelBuildError, host
 from cuda_kernels._nvrtc import compile_cubin
+from cuda_kernels._sass import disassembler
 from qsim.backends import Backend, get_backend
 from qsim.errors import BackendError
 from tests.backends import PLAYED
@@ -55,3 +59,12 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return get_backend(name)
     except BackendError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def nvdisasm() -> None:
+    """NVRTC compiles here, and nvdisasm reads what it made."""
+    if _nvrtc_missing():
+        unavailable(_nvrtc_missing())
+    if disassembler() is None:
+        unavailable("nvdisasm was not found: install nvidia-cuda-nvdisasm")

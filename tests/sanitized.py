@@ -1,7 +1,8 @@
 """Every emulated CUDA kernel on odd shapes, in arrays of exactly their size: ``python -m tests.sanitized``.
 
 For a process that AddressSanitizer watches (tests/unit/test_cuda_sanitized.py starts it). With arguments
-FILE OLD NEW the text of one kernel is changed first, so that a test can see a stray access reported.
+FILE OLD NEW the text of one kernel, or that of a header for its kernels, is changed first, so that a test can see a
+stray access reported; FILE:HEADER changes the header for one text alone.
 """
 
 from __future__ import annotations
@@ -196,15 +197,16 @@ def main(change: list[str]) -> None:
     assert set(RUNS) == {kernel.file for kernel in KERNELS}
     files = list(RUNS)
     if change:
-        file, old, new = change
+        place, old, new = change
+        file, _, header = place.partition(":")
         files = sorted({kernel.file for kernel in KERNELS if file in (kernel.file, *kernel.prelude)})
         plain = kernels.source
 
         def changed(name: str) -> str:
             text = plain(name)
-            if name != file:
+            if name != (header or file):
                 return text
-            assert text.count(old) == 1, (file, old)
+            assert text.count(old) == 1, (place, old)
             return text.replace(old, new)
 
         kernels.source = changed

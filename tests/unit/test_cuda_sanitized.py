@@ -10,6 +10,10 @@ from cuda_kernels import host
 from cuda_kernels.footprint import KERNELS
 from tests.oracles import unavailable
 
+FOUR = "j + 4 <= size && qsim_aligned(row + j, 16)) {\n        "
+TOO_FAR = FOUR.replace("4", "3", 1)
+READ, WRITE = "const float4", "*reinterpret_cast<float4*>"
+
 
 def watched(*change):
     """The finished process ``python -m tests.sanitized`` under AddressSanitizer."""
@@ -36,9 +40,13 @@ def test_no_kernel_touches_what_is_not_its_own():
 @pytest.mark.parametrize(
     ("file", "old", "new", "what"),
     [
-        ("decode.cu", "j < per_replica;", "j <= per_replica;", "READ of size 1"),
-        ("encode.cu", "j < per_replica;", "j <= per_replica;", "READ of size 4"),
-        ("cast.cu", "if (j >= per_replica) break;", "if (j > per_replica) break;", "READ of size 4"),
+        ("encode.cu:groups.cuh", FOUR + READ, TOO_FAR + READ, "READ of size 16"),
+        ("decode.cu:groups.cuh", FOUR + WRITE, TOO_FAR + WRITE, "WRITE of size 16"),
+        ("cast.cu:groups.cuh", "j + 4 <= size && qsim_aligned(row + j, 4)", "j + 3 <= size", "WRITE of size 4"),
+        ("decode.cu:groups.cuh", "j + 16 <= size", "j + 15 <= size", "READ of size 16"),
+        ("encode.cu:groups.cuh", "j + e < size ? row[j + e]", "j + e <= size ? row[j + e]", "READ of size 4"),
+        ("decode.cu:groups.cuh", "j + e < size) words", "j + e <= size) words", "READ of size 1"),
+        ("encode.cu:groups.cuh", "at + 1 == period ? 0 : at + 1", "at + 1", "READ of size 4"),
         ("cast.cu", "atomicMax(top + r, best)", "atomicMax(top + r + 1, best)", "READ of size 4"),
         ("reduce.cu", "j % center_period]", "j % center_period + 1]", "READ of size 4"),
         ("pack.cu", "first + 1 < length", "first + 1 <= length", "READ of size 1"),
