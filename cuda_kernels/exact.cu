@@ -1,4 +1,4 @@
-// qsim_exact, qsim_exact_settle: products of matrices whose every output is the exact sum, rounded once to float32.
+// qsim_exact, qsim_exact_of_sums, qsim_exact_settle: products of matrices whose every output is the exact sum, rounded once to float32.
 //
 // Contract
 //   out float32 [replicas, rows, columns] = RN32(sum over k of a[r, i, k] * b[r, j, k] * row[i] * column[j] / divisor),
@@ -8,7 +8,9 @@
 //   +0.
 //   open uint8 [replicas, rows, columns]: qsim_exact writes 1 where it has no proof; qsim_exact_settle, which has the
 //   same parameters, sums those again without any error.
-//   Grid: qsim_exact: x strides over tiles, blocks of QSIM_THREADS; qsim_exact_settle: x strides over the outputs of a
+//   qsim_exact_of_sums: the same of sums int32 [rows, columns] that are known already, in units of ``unit``, a power of
+//   two; factors of rows and columns float64, or null: 1. It leaves open what its three roundings cannot decide.
+//   Grid: qsim_exact_of_sums: x strides over outputs; qsim_exact: x strides over tiles, blocks of QSIM_THREADS; qsim_exact_settle: x strides over the outputs of a
 //   replica, y over replicas, one-dimensional blocks of whole warps, no shared memory, its accumulator on the stack.
 //
 // The proof, with u = 2^-53. Elements are float64 without error and nothing leaves the range of normal numbers (see the
@@ -152,6 +154,20 @@ extern "C" __global__ void __launch_bounds__(QSIM_THREADS, 2) qsim_exact(QSIM_PA
                 open[at] = (begin ? open[at] : 0) | (decided ? 0 : 1);
             }
         }
+    }
+}
+
+extern "C" __global__ void qsim_exact_of_sums(
+    const int* sums, const double* row, const double* column, float* out, unsigned char* open, long long rows,
+    long long columns, double unit, double divisor)
+{
+    const long long outputs = rows * columns, stride = (long long)gridDim.x * blockDim.x;
+    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < outputs; at += stride) {
+        const QsimFactors by{row ? row[at / columns] : 1.0, column ? column[at % columns] : 1.0, divisor,
+                             row || column || divisor != 1.0};
+        float rounded = 0.0f;
+        open[at] = qsim_decided(__dmul_rn((double)sums[at], unit), 0.0, by, rounded) ? 0 : 1;
+        out[at] = rounded;
     }
 }
 

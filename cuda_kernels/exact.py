@@ -11,6 +11,7 @@ from cuda_kernels._kernel import Kernel
 from cuda_kernels._place import Place, Strided, check_array
 
 EXACT = Kernel("exact.cu", "qsim_exact", prelude=("exact.cuh",))
+OF_SUMS = Kernel("exact.cu", "qsim_exact_of_sums", prelude=("exact.cuh",))
 SETTLE = Kernel("exact.cu", "qsim_exact_settle", prelude=("exact.cuh",))
 THREADS = 256
 TILE = 64
@@ -115,6 +116,35 @@ def exact_product_summed(
     sizes = (1, int(a.codes.shape[0]), int(b.codes.shape[0]), int(a.codes.shape[1]))
     out, open_ = _run(place, left, right, sizes, divisor=divisor, width=per_block or 0)
     return Summed(out.reshape(sizes[1:3]), open_.reshape(sizes[1:3]))
+
+
+def product_of_sums(
+    place: Place, sums: Any, a: Operand, b: Operand, *, unit: float, divisor: float = 1.0
+) -> Summed:  # fmt: skip
+    """``exact_product_summed`` of operands without blocks whose sums of products are known: int32 [M, N] of ``unit``.
+
+    unit: a power of two. Errors as of ``exact_product``.
+    """
+    check_array(place, "sums", sums, "int32")
+    for what, x in (("a", a), ("b", b)):
+        _check_operand(place, what, x)
+    shape = (int(a.codes.shape[0]), int(b.codes.shape[0]))
+    if tuple(sums.shape) != shape or a.block is not None or b.block is not None:
+        raise ValueError(f"sums {tuple(sums.shape)} of {shape} products; operands have no blocks here")
+    summed = Summed(place.empty(shape, "float32"), place.empty(shape, "uint8"))
+    if sums.size:
+        left, right = (_Side(x.codes, (0, *_strides(x.codes)), x) for x in (_steady(place, a), _steady(place, b)))
+        factors = (None if x.row is None else place.xp.ascontiguousarray(x.row) for x in (a, b))
+        sizes = (np.int64(shape[0]), np.int64(shape[1]))
+        numbers = (np.float64(unit), np.float64(divisor))
+        arrays = (place.xp.ascontiguousarray(sums), *factors, *summed)
+        place.spread(OF_SUMS, int(sums.size), 1, (*arrays, *sizes, *numbers))
+        depth = int(a.codes.shape[1])
+        if depth:
+            args = (*left.arguments(place), *right.arguments(place), *summed)
+            place.spread(SETTLE, shape[0] * shape[1], 1, (*args, np.int64(1), *sizes, np.int32(depth), np.int32(0),
+                                                          np.float64(divisor)))  # fmt: skip
+    return summed
 
 
 def _run(

@@ -21,7 +21,7 @@ from cuda_kernels.cast import CAST
 from cuda_kernels.decode import DECODE
 from cuda_kernels.encode import ENCODE
 from cuda_kernels.epilogue import EPILOGUE, EPILOGUE_CODES
-from cuda_kernels.exact import EXACT, SETTLE
+from cuda_kernels.exact import EXACT, OF_SUMS, SETTLE
 from cuda_kernels.fp4_blocks import FP4_BLOCKS
 from cuda_kernels.fp4_sums import FP4_SUMS
 from cuda_kernels.fp8_mma import FP8_MMA, FP8_MMA_PROMOTED
@@ -38,7 +38,7 @@ KERNELS = (
     *(OBSERVE, SUMS_TOP, SUMS_TOTAL),
     *(FP4_SUMS, *FP4_BLOCKS.values()),
     *(*FP8_MMA.values(), *FP8_MMA_PROMOTED.values(), *FP8_WGMMA.values()),
-    *(EXACT, SETTLE),
+    *(EXACT, OF_SUMS, SETTLE),
     *(EPILOGUE, EPILOGUE_CODES),
 )
 """Every kernel of this package."""

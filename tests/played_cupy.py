@@ -63,6 +63,12 @@ class Array:
     def astype(self, dtype: Any) -> Array:
         return self._like(self._own.astype(dtype))
 
+    def sum(self) -> Array:
+        return self._like(np.asarray(self._own.sum()))
+
+    def __int__(self) -> int:
+        return int(self.get())
+
     def __getitem__(self, key: Any) -> Array:
         return self._like(self._own[key])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cuda_kernels import host
-from cuda_kernels._place import HOST
+from cuda_kernels._place import HOST, Host, Place
 from qsim.backends.kernel_backend import KernelBackend
 from qsim.errors import BackendError
 
@@ -17,3 +17,6 @@ class EmulatedBackend(KernelBackend):
         if host.compiler() is None:
             raise BackendError("backend emulated: g++ was not found; install a C++ compiler, or use numba")
         super().__init__(HOST)
+
+    def _place_of(self, arch: str | None) -> Place:
+        return HOST if arch is None else Host(arch)

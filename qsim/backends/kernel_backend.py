@@ -8,27 +8,40 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from cuda_kernels._place import Place
+from cuda_kernels.blocks import quantize_blocks
 from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
+from cuda_kernels.exact import matmul
+from cuda_kernels.hadamard import hadamard
 from cuda_kernels.pack import pack, unpack
 from cuda_kernels.reduce import observe, sums, totals
-from qsim.arrays import F32, U8, U32, AnyArray, frozen
-from qsim.backends.checks import as_float32, lead_shape, mean_shape, rows_of, streams_of
-from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
+from cuda_kernels.unblocks import dequantize_blocks
+from qsim.arrays import F32, F64, U8, U32, AnyArray, frozen
+from qsim.backends.checks import as_float32, lead_shape, matrix_center, mean_shape, rows_of, streams_of
+from qsim.backends.protocol import Cast, CastCounts, CastSpec, Finish, Observed
 from qsim.backends.scaling import check_broadcast
 from qsim.codec.general_kernels import rules_of
+from qsim.codec.hadamard import FACTORS, checked_signs
+from qsim.codec.inputs import check_stream
 from qsim.codec.means import Sums, check_count
-from qsim.codec.scaled import ScaledCodes, ScaleRecipe
+from qsim.codec.scaled import BlockCounts, ScaledCodes, ScaleRecipe
+from qsim.codec.scaled.rules import device_numbers
 from qsim.codec.sums_kernels import sums_scale
 from qsim.codec.tables import decode_table
-from qsim.errors import FormatError
+from qsim.errors import FormatError, UsageError
 from qsim.formats import CastPolicy, FloatFormat
 from qsim.philox import RandomStream
+
+if TYPE_CHECKING:
+    from qsim.gemm.epilogue import Epilogue
+    from qsim.gemm.models import TensorCoreModel
+    from qsim.gemm.products import Accumulator
+    from qsim.gemm.scaled import ScaledOperand
 
 _COUNTED = ("saturated", "flushed", "nan", "inf")
 
@@ -133,18 +146,89 @@ class KernelBackend:
         tensor_amax: np.float32 | None = None,
         center: F32 | None = None,
     ) -> ScaledCodes:
-        """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``."""
-        raise NotImplementedError
+        """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``. Always counts."""
+        own = self._matrix(x)
+        check_stream(policy, stream, own.size)
+        spread = None if center is None else self.put(matrix_center(center, own))
+        numbers = device_numbers(recipe)
+        given = np.array([tensor_amax], np.float32) if numbers.two_level and tensor_amax is not None else None
+        done = quantize_blocks(
+            self._place,
+            own,
+            self.put(_rules(recipe.fmt, policy)),
+            numbers,
+            center=spread,
+            stream=None if stream is None else self.put(_words([stream])[0]),
+            packed=packed,
+            tensor_amax=None if given is None else self.put(given),
+        )
+        *counts, refused = (int(n) for n in self.get(done.counts))
+        if refused:
+            self._refuse_blocks(x, recipe, policy, stream=stream, tensor_amax=tensor_amax, center=center)
+        return ScaledCodes(
+            codes=self._back(done.codes, x),
+            scales=self._back(done.scales, x),
+            tensor_scale=None if done.tensor is None else self.get(done.tensor).reshape(()),
+            amax=self.get(done.top).view(np.float32).reshape(()),
+            counts=BlockCounts(*counts),
+        )
 
     def dequantize_blocks(self, scaled: ScaledCodes, recipe: ScaleRecipe) -> F32:
         """The matrix of codes and scales; see ``Backend.dequantize_blocks``."""
-        raise NotImplementedError
+        own = self._codes(scaled.codes)
+        if recipe.fmt.bits < 8 and own.size and isinstance(scaled.codes, np.ndarray):
+            recipe.fmt.check_code(int(scaled.codes.max()))
+        g = scaled.tensor_scale
+        values = dequantize_blocks(
+            self._place,
+            own,
+            self.put(np.ascontiguousarray(scaled.scales) if isinstance(scaled.scales, np.ndarray) else scaled.scales),
+            self.put(decode_table(recipe.fmt)[: recipe.fmt.code_count]),
+            device_numbers(recipe),
+            tensor=None if g is None else self.put(np.asarray(g, np.float32).reshape(1)),
+        )
+        return self._back(values, scaled.codes)
 
     def matmul(self, a: F32, b: F32) -> F32:
         """The exact sum of products rounded once; see ``Backend.matmul``."""
-        from qsim.gemm.exact import matmul
+        left, right = self._float32(a, "a"), self._float32(b, "b")
+        try:
+            return self._back(matmul(self._place, left, right), a)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
-        return self._back(self.put(matmul(self.get(a), self.get(b))), a)
+    def rotate(self, x: F32, signs: F32, *, back: bool = False) -> F32:
+        """The Hadamard rotation of x, or its way back; see ``Backend.rotate``."""
+        own, signs = self._float32(x, "x"), checked_signs(signs)
+        if own.ndim == 0 or own.shape[-1] % signs.size:
+            raise UsageError(
+                f"x of shape {tuple(own.shape)} cannot be rotated in blocks of {signs.size}: its last axis must be a "
+                f"multiple of {signs.size}"
+            )
+        ones = np.full(signs.size, 1, np.float32)
+        before, after = (ones, FACTORS[signs.size] * signs) if back else (signs, FACTORS[signs.size] * ones)
+        return self._back(hadamard(self._place, own, self.put(before), self.put(after)), x)
+
+    def accumulate(
+        self, a: ScaledOperand, b: ScaledOperand, how: str | TensorCoreModel, *, promote_every: int | None = None,
+        split_k: int = 1, factors: bool = True,
+    ) -> Accumulator:  # fmt: skip
+        """The accumulator of a scaled product, at the place; see ``Backend.accumulate``."""
+        from qsim.backends.kernel_products import accumulate
+
+        return accumulate(
+            self._place_of, a, b, how, promote_every=promote_every, split_k=split_k, factors=factors
+        )  # fmt: skip
+
+    def finish(self, acc: F32, row: F64, column: F64, epilogue: Epilogue, how: Finish) -> tuple[F32, AnyArray]:
+        """(y, D) of an accumulator; see ``Backend.finish``."""
+        from qsim.backends.kernel_epilogue import finish
+
+        return finish(self, self._place, acc, row, column, epilogue, how)
+
+    def _place_of(self, arch: str | None) -> Place:
+        """The place that has the instructions of ``arch``; UsageError where there is none."""
+        raise NotImplementedError
 
     # ---- steps of the above ----------------------------------------------------------------------------------
 
@@ -154,6 +238,12 @@ class KernelBackend:
         if array.dtype != np.float32:
             raise FormatError(f"{what} is {array.dtype}; a backend takes float32 (qsim.codec.encode takes the rest)")
         return self.put(array)
+
+    def _matrix(self, x: Any) -> Any:
+        own = self._float32(x, "x")
+        if own.ndim != 2:
+            raise UsageError(f"x of shape {tuple(own.shape)} is no matrix; blocks tile [rows, columns]")
+        return own
 
     def _codes(self, codes: Any) -> Any:
         array = codes if isinstance(codes, self.xp.ndarray) else np.asarray(codes)
@@ -196,6 +286,13 @@ class KernelBackend:
 
         host_center = None if center is None else self.get(self.put(center))
         NumbaBackend().quantize(self.get(self.put(x)), scale, host_center, spec)
+        raise AssertionError("the kernel refused what the CPU backend takes")
+
+    def _refuse_blocks(self, x: Any, recipe: ScaleRecipe, policy: CastPolicy, **given: Any) -> NoReturn:
+        from qsim.backends.numba_backend import NumbaBackend
+
+        given["center"] = None if given["center"] is None else self.get(self.put(given["center"]))
+        NumbaBackend().quantize_blocks(self.get(self.put(x)), recipe, policy, **given)
         raise AssertionError("the kernel refused what the CPU backend takes")
 
 

@@ -23,6 +23,7 @@ from qsim.backends.checks import (
     rows_without_partner,
     streams_of,
 )
+from qsim.backends.host_products import HostProducts
 from qsim.backends.parts import Part, for_each_part
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
 from qsim.backends.scaling import count, finite_amax, residual, scaled
@@ -46,7 +47,7 @@ _NOTHING_TO_SUBTRACT = np.zeros((1, 1), np.float32)
 _NOTHING_TO_ADD = np.full((1, 1), -0.0, np.float32)
 
 
-class NumbaBackend:
+class NumbaBackend(HostProducts):
     """Fused kernels, large arrays on several threads; equal to ``OracleBackend`` bit for bit."""
 
     name = "numba"

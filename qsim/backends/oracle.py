@@ -11,6 +11,7 @@ import numpy as np
 
 from qsim.arrays import F32, U8, AnyArray
 from qsim.backends.checks import as_codes, as_float32, as_matrix, lead_shape, matrix_center, mean_shape, streams_of
+from qsim.backends.host_products import HostProducts
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
 from qsim.backends.scaling import QUIET_NAN, check_broadcast, count, finite_amax, residual, scaled
 from qsim.codec.means import FRACTION_BITS, LOWEST_EXPONENT, Sums, check_count
@@ -21,7 +22,7 @@ from qsim.formats import CastPolicy
 from qsim.philox import RandomStream
 
 
-class OracleBackend:
+class OracleBackend(HostProducts):
     """Exact scalars, and numpy float32 only for single correctly rounded operations. Slow on purpose."""
 
     name = "oracle"

@@ -10,18 +10,24 @@ one replica do not depend on how many there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from qsim.arrays import F32, I64, U8, AnyArray
+from qsim.arrays import F32, F64, I64, U8, AnyArray
 from qsim.codec.counts import CastCounts
 from qsim.codec.means import Sums
 from qsim.codec.scaled import ScaledCodes, ScaleRecipe
 from qsim.formats import CastPolicy, FloatFormat
 from qsim.philox import RandomStream
 
-__all__ = ["Backend", "Cast", "CastCounts", "CastSpec", "Observed", "Sums"]
+if TYPE_CHECKING:
+    from qsim.gemm.epilogue import Epilogue
+    from qsim.gemm.models import TensorCoreModel
+    from qsim.gemm.products import Accumulator
+    from qsim.gemm.scaled import ScaledOperand
+
+__all__ = ["Backend", "Cast", "CastCounts", "CastSpec", "Finish", "Observed", "Sums"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,18 @@ class Observed:
     nan_count: I64
     inf_count: I64
     sums: Sums | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """How an accumulator becomes D: order of factors, shape [..., N] of D, a correction float32 [M, N] of centres, the
+    output format, the bits of every NaN of y."""
+
+    order: str
+    shape: tuple[int, ...]
+    out_dtype: str
+    nan: int
+    correction: F32 | None = None
 
 
 @runtime_checkable
@@ -146,4 +164,25 @@ class Backend(Protocol):
 
     def matmul(self, a: F32, b: F32) -> F32:
         """The exact sum of products rounded once to float32: a [..., T, K] @ b [..., K, O]."""
+        ...
+
+    def rotate(self, x: F32, signs: F32, *, back: bool = False) -> F32:
+        """The Hadamard rotation of x along its last axis, or its way back; see ``qsim.codec.hadamard``."""
+        ...
+
+    def accumulate(
+        self, a: ScaledOperand, b: ScaledOperand, how: str | TensorCoreModel, *, promote_every: int | None = None,
+        split_k: int = 1, factors: bool = True,
+    ) -> Accumulator:  # fmt: skip
+        """The accumulator of a scaled product; see ``qsim.gemm.products.accumulate``.
+
+        UsageError besides: a model that this backend has no instruction for.
+        """
+        ...
+
+    def finish(self, acc: F32, row: F64, column: F64, epilogue: Epilogue, how: Finish) -> tuple[F32, AnyArray]:
+        """(y, D) of an accumulator [M, N], numpy: float32 after the epilogue, and in its output format.
+
+        row [M], column [N]: float32 numbers. FormatError: what the output format refuses.
+        """
         ...

@@ -61,13 +61,13 @@ def rotate(x: F32, signs: F32, *, out: F32 | None = None) -> F32:
     of that shape, any strides, x itself included; it is filled and returned. Exact order: see the module.
     FormatError for another dtype or a wrong ``out``; UsageError for a last axis or signs that do not fit.
     """
-    signs = _checked_signs(signs)
+    signs = checked_signs(signs)
     return _apply(x, signs, np.full(signs.size, FACTORS[signs.size], np.float32), out)
 
 
 def rotate_back(y: F32, signs: F32, *, out: F32 | None = None) -> F32:
     """x = d * (H y / sqrt(n)), the inverse of ``rotate`` up to rounding; arguments and errors as there."""
-    signs = _checked_signs(signs)
+    signs = checked_signs(signs)
     # RN(v * f) * d is RN(v * (f * d)): a sign changes no rounding.
     return _apply(y, np.ones(signs.size, np.float32), FACTORS[signs.size] * signs, out)
 
@@ -131,7 +131,7 @@ def _takes(out: F32, x: F32) -> bool:
     return out.flags.c_contiguous and out.flags.aligned and (out is x or not np.may_share_memory(out, x))
 
 
-def _checked_signs(signs: AnyArray) -> F32:
+def checked_signs(signs: AnyArray) -> F32:
     """A copy of ``signs``, which may share memory with a result."""
     signs = np.array(as_array(signs, "signs"))
     if signs.dtype != np.float32 or signs.shape not in {(size,) for size in FACTORS}:

@@ -27,13 +27,17 @@ NaN and Inf as in ``qsim.gemm.exact``; NaN is always 7fc00000. The ``_oracle`` t
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from qsim.arrays import F32, AnyArray
 from qsim.errors import UsageError
 from qsim.gemm.exact import _dot_oracle, matmul
+
+Product: TypeAlias = Callable[[F32, F32], F32]
+"""An exact matrix product rounded once: ``matmul``, or that of a backend."""
 
 AXES: Final = ("tensor", "channel", "token", "block")
 """What one value of a centre serves; ``qsim.quant.CenterAxis`` has these values."""
@@ -61,50 +65,57 @@ class WeightGradientTerms(NamedTuple):
         return total
 
 
-def centred_matmul(residual: F32, weight: F32, *, center: F32, axis: str, block: int = 0) -> F32:
+def centred_matmul(
+    residual: F32, weight: F32, *, center: F32, axis: str, block: int = 0, product: Product = matmul
+) -> F32:
     """Y = (C + R) W for R [..., T, K] and W [..., K, O], in the order of the module; float32 [..., T, O].
 
-    axis: one of AXES. block: columns of a block, where the axis is ``block``. UsageError: an unknown axis, a centre,
+    axis: one of AXES. block: columns of a block, where the axis is ``block``. product: what multiplies
+    matrices. UsageError: an unknown axis, a centre,
     dtype or shape that does not fit.
     """
     center = _fitted(center, residual, axis, block)
-    plain = matmul(residual, weight)
+    plain = product(residual, weight)
     if axis in ("tensor", "channel"):
         row = np.broadcast_to(center, (*center.shape[:-1], residual.shape[-1]))
-        return _add(plain, matmul(row, weight))
-    return _add(plain, matmul(center, _block_sums(weight, center.shape[-1], _width(residual, axis, block))))
+        return _add(plain, product(row, weight))
+    return _add(plain, product(center, _block_sums(weight, center.shape[-1], _width(residual, axis, block), product)))
 
 
-def centred_input_gradient(grad: F32, weight: F32, *, grad_center: F32 | None = None) -> F32:
+def centred_input_gradient(grad: F32, weight: F32, *, grad_center: F32 | None = None, product: Product = matmul) -> F32:
     """dX = dY W^T for dY [..., T, O] and W [..., K, O]^T; with ``grad_center`` d, ``grad`` is the residual E of dY."""
     transposed = weight.swapaxes(-1, -2)
     if grad_center is None:
-        return matmul(grad, transposed)
-    return centred_matmul(grad, transposed, center=grad_center, axis="channel")
+        return product(grad, transposed)
+    return centred_matmul(grad, transposed, center=grad_center, axis="channel", product=product)
 
 
 def centred_weight_gradient(
-    residual: F32, grad: F32, *, center: F32, axis: str, block: int = 0, grad_center: F32 | None = None
-) -> F32:
+    residual: F32, grad: F32, *, center: F32, axis: str, block: int = 0, grad_center: F32 | None = None,
+    product: Product = matmul,
+) -> F32:  # fmt: skip
     """dW = (C + R)^T dY for dY [..., T, O], in the order of the module; float32 [..., K, O].
 
     With ``grad_center`` d [..., 1, O] (or 1 in place of O), ``grad`` is the residual E of dY = 1 d^T + E.
     """
-    return weight_gradient_terms(residual, grad, center=center, axis=axis, block=block, grad_center=grad_center).sum()
+    return weight_gradient_terms(
+        residual, grad, center=center, axis=axis, block=block, grad_center=grad_center, product=product
+    ).sum()
 
 
 def weight_gradient_terms(
-    residual: F32, grad: F32, *, center: F32, axis: str, block: int = 0, grad_center: F32 | None = None
-) -> WeightGradientTerms:
+    residual: F32, grad: F32, *, center: F32, axis: str, block: int = 0, grad_center: F32 | None = None,
+    product: Product = matmul,
+) -> WeightGradientTerms:  # fmt: skip
     """The terms that ``centred_weight_gradient`` adds."""
     center = _fitted(center, residual, axis, block)
     transposed = residual.swapaxes(-1, -2)
-    plain = matmul(transposed, grad)
+    plain = product(transposed, grad)
     ones = np.ones((residual.shape[-2], 1), np.float32)
     if axis in ("tensor", "channel"):
-        products = matmul(center.swapaxes(-1, -2), matmul(ones.T, grad))
+        products = product(center.swapaxes(-1, -2), product(ones.T, grad))
     else:
-        products = _spread(matmul(center.swapaxes(-1, -2), grad), _width(residual, axis, block), residual.shape[-1])
+        products = _spread(product(center.swapaxes(-1, -2), grad), _width(residual, axis, block), residual.shape[-1])
     products = np.broadcast_to(products, np.broadcast_shapes(products.shape, plain.shape))
     if grad_center is None:
         return WeightGradientTerms(plain, None, None, products)
@@ -113,8 +124,8 @@ def weight_gradient_terms(
     spread = _whole(center, residual, axis, block).swapaxes(-1, -2)
     return WeightGradientTerms(
         residuals=plain,
-        centers=matmul(spread, np.broadcast_to(d, (*d.shape[:-2], grad.shape[-2], d.shape[-1]))),
-        residual_sums=matmul(matmul(transposed, ones), d),
+        centers=product(spread, np.broadcast_to(d, (*d.shape[:-2], grad.shape[-2], d.shape[-1]))),
+        residual_sums=product(product(transposed, ones), d),
         center_products=products,
     )
 
@@ -208,12 +219,12 @@ def _width(x: AnyArray, axis: str, block: int) -> int:
     return block if axis == "block" else max(x.shape[-1], 1)
 
 
-def _block_sums(weight: F32, blocks: int, width: int) -> F32:
+def _block_sums(weight: F32, blocks: int, width: int, product: Product) -> F32:
     """B [..., blocks, O]: W summed over the rows of each block, exactly, rounded once. Rows of 0 fill a tail."""
     padded = np.zeros((*weight.shape[:-2], blocks * width, weight.shape[-1]), np.float32)
     padded[..., : weight.shape[-2], :] = weight
     stacked = padded.reshape(*weight.shape[:-2], blocks, width, weight.shape[-1])
-    return matmul(np.ones((1, width), np.float32), stacked)[..., 0, :]
+    return product(np.ones((1, width), np.float32), stacked)[..., 0, :]
 
 
 def _spread(rows: F32, width: int, columns: int) -> F32:

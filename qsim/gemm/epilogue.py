@@ -112,7 +112,7 @@ def finished(
         if correction is not None:
             y = (y + (correction if alpha == 1 else correction * alpha)).astype(np.float32)
         if epilogue.bias is not None:
-            y = (y + _fitted(epilogue.bias, full, "bias").reshape(shape)).astype(np.float32)
+            y = (y + fitted(epilogue.bias, full, "bias").reshape(shape)).astype(np.float32)
     return y.reshape(full)
 
 
@@ -187,10 +187,11 @@ def _addend(epilogue: Epilogue, full: tuple[int, ...], shape: tuple[int, ...]) -
     if beta == 0 or epilogue.c is None:
         return None
     with np.errstate(all="ignore"):
-        return np.asarray(_fitted(epilogue.c, full, "c").reshape(shape) * beta, np.float32)
+        return np.asarray(fitted(epilogue.c, full, "c").reshape(shape) * beta, np.float32)
 
 
-def _fitted(array: npt.ArrayLike, shape: tuple[int, ...], what: str) -> F32:
+def fitted(array: npt.ArrayLike, shape: tuple[int, ...], what: str) -> F32:
+    """``array`` as float32, broadcast to ``shape``; FormatError or UsageError where it cannot be."""
     numbers = as_array(array, what)
     if numbers.dtype.kind not in "fiu" and numbers.dtype.name != "bfloat16":
         raise FormatError(f"{what} of dtype {numbers.dtype}; pass float32")

@@ -124,6 +124,19 @@ def wide_depth(a: ScaledOperand, b: ScaledOperand) -> int:
     return int(min(bound, 2.0**62)) if math.isfinite(bound) else 0
 
 
+def factors_of(a: ScaledOperand, b: ScaledOperand) -> tuple[F64, F64, float]:
+    """Factors of rows and of columns, of two float32 numbers at most, and an odd integer that divides their product."""
+    row, column, divisor = a.row, b.row, Fraction(1)
+    for tensor, side in ((a.tensor, 0), (b.tensor, 1)):
+        numerator, denominator = _float32_quotient(tensor)
+        if side:
+            column = column * numerator
+        else:
+            row = row * numerator
+        divisor *= denominator
+    return row, column, float(divisor)
+
+
 def _finite_format(x: ScaledOperand) -> bool:
     return bool(np.isfinite(element_values(x.fmt)[: x.fmt.code_count]).all())
 
@@ -164,18 +177,9 @@ class _Job:
         return out, ProductReport(path=path, outputs=S.size, rational=at[0].size)
 
     def _factors(self) -> tuple[F64, F64, float]:
-        """Factors of rows and columns, float32 numbers, and the integer that divides their product."""
-        if not self.factors:
-            return np.ones(self.shape[0]), np.ones(self.shape[1]), 1.0
-        row, column, divisor = self.a.row, self.b.row, Fraction(1)
-        for tensor, side in ((self.a.tensor, 0), (self.b.tensor, 1)):
-            numerator, denominator = _float32_quotient(tensor)
-            if side:
-                column = column * numerator
-            else:
-                row = row * numerator
-            divisor *= denominator
-        return row, column, float(divisor)
+        if self.factors:
+            return factors_of(self.a, self.b)
+        return np.ones(self.shape[0]), np.ones(self.shape[1]), 1.0
 
     def _bounded(self, S: F64, row_bound: F64, column_norm: F64, out: F32) -> Bool:
         row, column, divisor = self._factors()

@@ -48,6 +48,17 @@ def accumulate(
     UsageError: an unknown ``how``, operands it does not take, promote_every or split_k that do not fit.
     """
     depth = check_depths(a, b)
+    how = way_of(how, promote_every, split_k)
+    if how == "exact":
+        acc, report = exact_product(a, b, factors=factors)
+        return Accumulator(acc=acc, report=report, holds_factors=factors)
+    if isinstance(how, str):
+        return _per_block(a, b, depth)
+    return _by_model(a, b, how, depth, promote_every, split_k)
+
+
+def way_of(how: str | TensorCoreModel, promote_every: int | None, split_k: int) -> str | TensorCoreModel:
+    """One of EXACT, or the model meant; UsageError as ``accumulate`` has it."""
     split_k = whole_number("split_k", split_k, least=1)
     if promote_every is not None:
         promote_every = whole_number("promote_every", promote_every, least=1)
@@ -56,21 +67,18 @@ def accumulate(
             raise UsageError(
                 f"accumulate {how!r} has no chains: promote_every and split_k belong to a tensor-core model"
             )
-        if how == "exact":
-            acc, report = exact_product(a, b, factors=factors)
-            return Accumulator(acc=acc, report=report, holds_factors=factors)
-        return _per_block(a, b, depth)
+        return how
     if isinstance(how, str) and how not in MODELS:
         serving = [name for name, model in MODELS.items() if set(model.formats) & set(FORMATS)]
         close = [name for name in (*EXACT, *serving) if str(how).lower() in name]
         close = close or difflib.get_close_matches(how.lower(), (*EXACT, *serving), n=2, cutoff=0.6)
         hint = f"did you mean {' or '.join(map(repr, close[:3]))}? " if how and close else ""
         raise UsageError(f"accumulate {how!r} is unknown: {hint}known: {', '.join((*EXACT, *serving))}")
-    return _by_model(a, b, get_model(how), depth, promote_every, split_k)
+    return get_model(how)
 
 
 def _per_block(a: ScaledOperand, b: ScaledOperand, depth: int) -> Accumulator:
-    width = _block_width(a, b, depth)
+    width = block_width(a, b, depth)
     acc, path = np.zeros((a.codes.shape[0], b.codes.shape[0]), np.float32), "no products"
     counts = {"on_grid": 0, "split": 0, "in_integers": 0, "rational": 0}
     for start in range(0, depth, width):
@@ -87,7 +95,7 @@ def _per_block(a: ScaledOperand, b: ScaledOperand, depth: int) -> Accumulator:
     )
 
 
-def _block_width(a: ScaledOperand, b: ScaledOperand, depth: int) -> int:
+def block_width(a: ScaledOperand, b: ScaledOperand, depth: int) -> int:
     """k of a block: the smaller of the two, which must divide the other; K without blocks."""
     widths = sorted({x.extent[1] for x in (a, b) if x.block is not None})
     if len(widths) == 2 and widths[1] % widths[0]:
@@ -106,18 +114,23 @@ def part(x: ScaledOperand, start: int, stop: int) -> ScaledOperand:
     return replace(x, codes=x.codes[:, start:stop], block=x.block[:, blocks], scale_codes=scale_codes, extent=extent)
 
 
+def check_model(a: ScaledOperand, b: ScaledOperand, model: TensorCoreModel) -> None:
+    """UsageError for operands that no chain of the model takes."""
+    if model.integer:
+        raise UsageError(f"model {model.name} multiplies int8, not codes of {a.fmt.name}; qsim.gemm.block_dot has it")
+    check_formats(model, operand_format(a.fmt), operand_format(b.fmt), half=False)
+
+
 def _by_model(
     a: ScaledOperand, b: ScaledOperand, model: TensorCoreModel, depth: int, promote_every: int | None, split_k: int
 ) -> Accumulator:
-    if model.integer:
-        raise UsageError(f"model {model.name} multiplies int8, not codes of {a.fmt.name}; qsim.gemm.block_dot has it")
     fmt_a, fmt_b = operand_format(a.fmt), operand_format(b.fmt)
-    check_formats(model, fmt_a, fmt_b, half=False)
+    check_model(a, b, model)
     scaled = model.scale_format is not None
     left = side(a.codes, fmt_a, model, _row_scales(a, model, "a") if scaled else None, "the scales of a")
     right = transposed(side(b.codes, fmt_b, model, _row_scales(b, model, "b") if scaled else None, "the scales of b"))
-    blocks = None if scaled else _chain_scales(a, b, model, depth, promote_every)
-    width = _block_width(a, b, depth) if blocks is not None else None
+    blocks = None if scaled else chain_scales(a, b, model, depth, promote_every)
+    width = block_width(a, b, depth) if blocks is not None else None
     shape = (a.codes.shape[0], b.codes.shape[0])
     sums: list[F32] = []
     promoted = width if promote_every is None else promote_every
@@ -162,13 +175,13 @@ def _row_scales(x: ScaledOperand, model: TensorCoreModel, name: str) -> U8:
     return np.repeat(x.scale_codes, x.extent[0], axis=0)[: x.codes.shape[0]]
 
 
-def _chain_scales(
+def chain_scales(
     a: ScaledOperand, b: ScaledOperand, model: TensorCoreModel, depth: int, promote_every: int | None
 ) -> tuple[F64, F64] | None:
     """Block scales of a and of b on the finer grid along K, where either has some."""
     if a.block is None and b.block is None:
         return None
-    width = _block_width(a, b, depth)
+    width = block_width(a, b, depth)
     run = width if promote_every is None else promote_every
     if width % model.step:
         scaled = ", ".join(name for name, other in MODELS.items() if other.scale_block == width)

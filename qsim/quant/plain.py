@@ -92,7 +92,7 @@ def quantize(
     chosen = get_policy(policy).for_format(
         recipe.fmt, rounding=rounding, overflow=overflow, nan=nan, missing_nan=missing_nan
     )
-    device, packed = _device(backend), yes_or_no("packed", packed)
+    device, packed = backend_of(backend), yes_or_no("packed", packed)
     if order is not None and not packed:
         raise UsageError(f"order {str(order)!r} has a meaning only with packed=True")
     order = "low_first" if order is None else order
@@ -110,7 +110,7 @@ def quantize(
     if hadamard is not None:
         hadamard = frozen(np.array(as_array(hadamard, "hadamard")))  # the caller's array may change
         with _places_in(source, axis, steps):
-            matrix, spread = _rotated(_residual(matrix, spread), hadamard, recipe, chosen, shape, axis), None
+            matrix, spread = _rotated(_residual(matrix, spread), hadamard, recipe, chosen, shape, axis, device), None
     low_first = packed and str(getattr(order, "value", order)).lower() == "low_first"
     amax = None if tensor_amax is None else _one_float32(tensor_amax, "tensor_amax")
     if amax == 0 and np.count_nonzero(_residual(matrix, spread)):
@@ -154,7 +154,7 @@ def dequantize(tensor: QuantizedTensor, *, backend: str | Backend = "auto") -> F
     if recipe is None or tensor.snapshot is not None:
         raise UsageError("a tensor with a snapshot is decoded by decode_for_consumer, which names its consumer")
     assert tensor.scales is not None, "a recipe makes scales"
-    device = _device(backend, "dequantize_blocks")
+    device = backend_of(backend, "dequantize_blocks")
     lined = lined_shape(tensor.shape, tensor.axis)
     codes = unpacked_codes(tensor, lined)
     grid = recipe.block.grid((codes.shape[0], codes.shape[1]))
@@ -167,9 +167,7 @@ def dequantize(tensor: QuantizedTensor, *, backend: str | Backend = "auto") -> F
     )
     values = device.dequantize_blocks(scaled, recipe)
     if tensor.signs is not None:
-        from qsim.codec.hadamard import rotate_back
-
-        values = rotate_back(values, tensor.signs)
+        values = device.rotate(values, tensor.signs, back=True)
     if tensor.center is not None:
         with np.errstate(all="ignore"):
             values = values + _center_spread(tensor.center, tensor.center_per_block, recipe, lined)
@@ -187,9 +185,11 @@ def _stateless(recipe: str | ScaleRecipe) -> ScaleRecipe:
     return get_scale_recipe(recipe)
 
 
-def _rotated(r: F32, signs: F32, recipe: ScaleRecipe, policy: CastPolicy, shape: tuple[int, ...], axis: int) -> F32:
+def _rotated(
+    r: F32, signs: F32, recipe: ScaleRecipe, policy: CastPolicy, shape: tuple[int, ...], axis: int, device: Backend
+) -> F32:
     """The matrix r rotated; what the policy refuses of r is refused here, as a rotation spreads it."""
-    from qsim.codec.hadamard import FACTORS, rotate
+    from qsim.codec.hadamard import FACTORS
 
     if signs.size in FACTORS and r.shape[1] % signs.size:
         raise UsageError(
@@ -197,7 +197,7 @@ def _rotated(r: F32, signs: F32, recipe: ScaleRecipe, policy: CastPolicy, shape:
             f"elements: it must have a multiple of {signs.size}; pad it with zeros, or choose another axis"
         )
     check(r, fmt=recipe.fmt, codes=policy.codes(recipe.fmt), two_level=isinstance(recipe.scale, TwoLevelScale))
-    return rotate(r, signs)
+    return device.rotate(r, signs)
 
 
 @contextmanager
@@ -259,7 +259,8 @@ def unpacked_codes(tensor: QuantizedTensor, lined: tuple[int, ...]) -> U8:
     return np.ascontiguousarray(codes).reshape(_matrix_shape(lined))
 
 
-def _device(backend: str | Backend, does: str = "quantize_blocks") -> Backend:
+def backend_of(backend: str | Backend, does: str = "quantize_blocks") -> Backend:
+    """The backend meant by its name or itself; UsageError for anything that does not do ``does``."""
     if isinstance(backend, str):
         return get_backend(backend)
     if isinstance(backend, type) or not callable(getattr(backend, does, None)):

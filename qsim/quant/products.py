@@ -7,19 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from qsim.arrays import F32, F64, AnyArray
+from qsim.backends.protocol import Backend, Finish
 from qsim.checks import yes_or_no
 from qsim.codec.hadamard import rotate_back
 from qsim.codec.scaled.result import BlockCounts, ScaledCodes
 from qsim.errors import UsageError
 from qsim.gemm.block_dot import NAN_F32
-from qsim.gemm.centred import centred_matmul
-from qsim.gemm.epilogue import DEFAULT, Epilogue, amax_of, finished, output, output_name
-from qsim.gemm.exact import _round_oracle, matmul
+from qsim.gemm.centred import Product, centred_matmul
+from qsim.gemm.epilogue import DEFAULT, Epilogue, amax_of, output_name
+from qsim.gemm.exact import _round_oracle
 from qsim.gemm.exact_scaled import ProductReport
 from qsim.gemm.models import TensorCoreModel
-from qsim.gemm.products import EXACT, QUIET_NAN, Accumulator, accumulate, canonical
+from qsim.gemm.products import EXACT, QUIET_NAN
 from qsim.gemm.scaled import ScaledOperand, scaled_operand
-from qsim.quant.plain import lined_shape, unpacked_codes
+from qsim.quant.plain import backend_of, lined_shape, unpacked_codes
 from qsim.quant.state import QuantizedTensor
 
 
@@ -47,6 +48,7 @@ def scaled_gemm(
     epilogue: Epilogue = DEFAULT,
     out_dtype: str = "float32",
     transpose_b: bool = False,
+    backend: str | Backend = "auto",
 ) -> AnyArray:
     """D = a @ b of tensors from ``qsim.quantize``; float32 [..., M, N] unless ``out_dtype`` says otherwise.
 
@@ -63,11 +65,12 @@ def scaled_gemm(
     rounded once; of two centres the terms are added in the order R_a C_b, C_a R_b, C_a C_b. Rotated operands need one
     rotation. float16, bfloat16 and FP8 outputs are rounded from float32, ties to even. NaN is 7fc00000 of the exact
     ways and of bfloat16, 7fffffff of a model (float16: 7e00 and 7fff).
+    backend: by name or itself; a model runs on a device whose instruction adds so.
     UsageError: shapes, axes, blocks, signs or options that do not fit; FormatError: an unknown out_dtype.
     """
     return scaled_gemm_with_report(
         a, b, accumulate=accumulate, promote_every=promote_every, split_k=split_k, epilogue=epilogue,
-        out_dtype=out_dtype, transpose_b=transpose_b,
+        out_dtype=out_dtype, transpose_b=transpose_b, backend=backend,
     ).d  # fmt: skip
 
 
@@ -81,6 +84,7 @@ def scaled_gemm_with_report(
     epilogue: Epilogue = DEFAULT,
     out_dtype: str = "float32",
     transpose_b: bool = False,
+    backend: str | Backend = "auto",
 ) -> GemmResult:
     """``scaled_gemm``, as a GemmResult: d, y (float32 before the output format), amax, and the report of its sums."""
     if not isinstance(epilogue, Epilogue):
@@ -94,13 +98,21 @@ def scaled_gemm_with_report(
     order = epilogue.order or ("exact" if accumulate == "exact" else "product")
     if order == "exact" and accumulate != "exact":
         raise UsageError(f"order 'exact' needs accumulate='exact'; {accumulate!r} rounds its sums before the scales")
-    result = _accumulated(left.operand, right.operand, accumulate, promote_every, split_k, order == "exact")
+    device = backend_of(backend, "accumulate")
+    result = device.accumulate(
+        left.operand, right.operand, accumulate, promote_every=promote_every, split_k=split_k, factors=order == "exact"
+    )
     row, column = _factors(left.operand, right.operand)
-    shape = (*a.shape[:-1], result.acc.shape[1])
-    y = finished(result.acc, row, column, epilogue, order=order, shape=shape, correction=_correction(left, right))
     exact = isinstance(accumulate, str) and accumulate in EXACT
-    y = canonical(y, QUIET_NAN if exact else NAN_F32)
-    return GemmResult(d=output(y, out_dtype, epilogue), y=y, report=result.report)
+    how = Finish(
+        order=order,
+        shape=(*a.shape[:-1], result.acc.shape[1]),
+        out_dtype=out_dtype,
+        nan=int((QUIET_NAN if exact else NAN_F32).view(np.uint32)),
+        correction=_correction(left, right, device.matmul),
+    )
+    y, d = device.finish(result.acc, row, column, epilogue, how)
+    return GemmResult(d=d, y=y, report=result.report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +182,6 @@ def _side(tensor: object, name: str, axis: int) -> _Side:
     return _Side(operand=scaled_operand(scaled, recipe), tensor=tensor)
 
 
-def _accumulated(
-    a: ScaledOperand, b: ScaledOperand, how: str | TensorCoreModel, promote_every: int | None, split_k: int,
-    factors: bool,
-) -> Accumulator:  # fmt: skip
-    return accumulate(a, b, how, promote_every=promote_every, split_k=split_k, factors=factors)
-
-
 def _factors(a: ScaledOperand, b: ScaledOperand) -> tuple[F64, F64]:
     """Factors of rows and columns, float32 numbers: the tensor factors of both sides as one, rounded once."""
     row, column = a.row, b.row
@@ -195,20 +200,22 @@ def _same(a: F32 | None, b: F32 | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
-def _correction(a: _Side, b: _Side) -> F32 | None:
+def _correction(a: _Side, b: _Side, product: Product) -> F32 | None:
     """What the centres add, float32 [M, N]; None without centres."""
     terms: list[F32] = []
     zero_a = None if a.tensor.center is None else np.zeros_like(a.residual)
     if b.tensor.center is not None:
         center, axis, block = b.center()
-        flipped = centred_matmul(np.zeros_like(b.residual), a.residual.T, center=center, axis=axis, block=block)
+        flipped = centred_matmul(
+            np.zeros_like(b.residual), a.residual.T, center=center, axis=axis, block=block, product=product
+        )
         terms.append(np.ascontiguousarray(flipped.T))
     if zero_a is not None:
         center, axis, block = a.center()
-        terms.append(centred_matmul(zero_a, b.residual.T, center=center, axis=axis, block=block))
+        terms.append(centred_matmul(zero_a, b.residual.T, center=center, axis=axis, block=block, product=product))
     if len(terms) == 2:
         whole = [np.broadcast_to(_spread(side), side.operand.codes.shape) for side in (a, b)]
-        terms.append(matmul(np.ascontiguousarray(whole[0]), np.ascontiguousarray(whole[1].T)))
+        terms.append(product(np.ascontiguousarray(whole[0]), np.ascontiguousarray(whole[1].T)))
     total: F32 | None = None
     for term in terms:
         with np.errstate(all="ignore"):

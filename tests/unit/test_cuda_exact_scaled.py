@@ -9,7 +9,7 @@ import qsim
 from cuda_kernels._place import HOST, Host
 from cuda_kernels.exact import EXACT, SETTLE, Operand, exact_product, exact_product_summed
 from qsim.gemm.exact import _round_oracle
-from qsim.gemm.exact_scaled import _Job, exact_oracle
+from qsim.gemm.exact_scaled import exact_oracle, factors_of
 from qsim.gemm.exact_scaled import exact_product as on_cpu
 from qsim.gemm.products import accumulate
 from qsim.gemm.scaled import element_values
@@ -37,7 +37,7 @@ def sides(names, a, b):
 
 def taken(a, b, *, factors=True):
     """The same operands as the kernel takes them, and the divisor."""
-    row, column, divisor = _Job(a=a, b=b, depth=a.codes.shape[1], factors=factors)._factors()
+    row, column, divisor = factors_of(a, b) if factors else (a.row, b.row, 1.0)
     made = []
     for x, own in ((a, row), (b, column)):
         block = None if x.block is None else x.block.astype(np.float32)

@@ -9,6 +9,7 @@ import pytest
 
 from cuda_kernels import DeviceUnavailableError
 from cuda_kernels._place import device
+from qsim.backends.cuda import CudaBackend
 from qsim.errors import BackendError
 from qsim.sim import Env, get_defect, run
 from qsim.sweep.config import load_study
@@ -17,6 +18,7 @@ from qsim.sweep.known import registries
 from qsim.sweep.run import check_cells
 from qsim.sweep.sweep import run_sweep
 from tests.backends import EMULATED
+from tests.places import played_device
 from tests.unit.sim_cases import POLICY, WITH_GRADIENTS, case_of, env_of, recipe_of, tensors
 
 SEEDS = (0, 1, 5)
@@ -109,3 +111,24 @@ def test_a_device_that_is_missing_is_one_message_before_any_cell(tmp_path):
     assert done.stderr.startswith("qsim: backend cuda: ")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("gpp")
+def test_tensors_stay_on_the_device_between_events(monkeypatch):
+    monkeypatch.setattr("qsim.backends.cuda.nvrtc_version", lambda: "played")
+    backend = CudaBackend(played_device(monkeypatch))
+    cupy, events = backend.xp, []
+    module = sys.modules["qsim.sim.step"]
+    plain = module.data_step
+    monkeypatch.setattr(module, "data_step", lambda *args: events.append(len(cupy.downloads)) or plain(*args))
+    found = get_defect("D07")
+    case = found.rewrite(case_of(recipe_of("centred"), defect=found, body=WITH_GRADIENTS))
+    traced(case, backend)
+    during = cupy.downloads[: events[-1]]
+    # What a commit needs: amax and counts of a replica, a centre of its channels and the sums behind it. No tensor.
+    channels = 6
+    assert during
+    assert max(np.prod(shape) for shape, _ in during) <= len(SEEDS) * channels
+    assert len({shape for shape, _ in cupy.downloads[events[-1] :] if len(shape) == 3}) > 1  # and these at the end
+    large = [shape for shape, _ in cupy.uploads if len(shape) == 3 and shape[1] > 1]
+    assert len(large) == sum(type(event).__name__ == "Load" for event in case.schedule)

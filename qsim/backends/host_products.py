@@ -1,0 +1,44 @@
+"""Rotations, accumulators and epilogues of the backends on this processor. Knows no device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qsim.arrays import F32, F64, AnyArray
+from qsim.backends.protocol import Finish
+
+if TYPE_CHECKING:
+    from qsim.gemm.epilogue import Epilogue
+    from qsim.gemm.models import TensorCoreModel
+    from qsim.gemm.products import Accumulator
+    from qsim.gemm.scaled import ScaledOperand
+
+
+class HostProducts:
+    """What the oracle and the Numba backend have in common; ``qsim.gemm`` is the definition."""
+
+    def rotate(self, x: F32, signs: F32, *, back: bool = False) -> F32:
+        """The Hadamard rotation of x, or its way back; see ``Backend.rotate``."""
+        from qsim.codec.hadamard import rotate, rotate_back
+
+        return rotate_back(x, signs) if back else rotate(x, signs)
+
+    def accumulate(
+        self, a: ScaledOperand, b: ScaledOperand, how: str | TensorCoreModel, *, promote_every: int | None = None,
+        split_k: int = 1, factors: bool = True,
+    ) -> Accumulator:  # fmt: skip
+        """The accumulator of a scaled product; see ``Backend.accumulate``."""
+        from qsim.gemm.products import accumulate
+
+        return accumulate(a, b, how, promote_every=promote_every, split_k=split_k, factors=factors)
+
+    def finish(self, acc: F32, row: F64, column: F64, epilogue: Epilogue, how: Finish) -> tuple[F32, AnyArray]:
+        """(y, D) of an accumulator; see ``Backend.finish``."""
+        from qsim.gemm.epilogue import finished, output
+        from qsim.gemm.products import canonical
+
+        y = finished(acc, row, column, epilogue, order=how.order, shape=how.shape, correction=how.correction)
+        y = canonical(y, np.uint32(how.nan).view(np.float32))
+        return y, output(y, how.out_dtype, epilogue)
