@@ -8,6 +8,7 @@ run is made once on small data, on numpy in CuPy's place: it shows that the file
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -19,14 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cuda_kernels.fp8_wgmma import fp8_wgmma
 
 from cuda_kernels import DeviceUnavailableError
 from cuda_kernels._place import Device, Place, device
+from cuda_kernels.blocks import quantize_blocks
 from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
+from cuda_kernels.fp4_blocks import fp4_blocks
 from cuda_kernels.fp4_sums import fp4_sums
+from cuda_kernels.fp8_wgmma import fp8_wgmma
+from qsim.codec.scaled import SCALE_RECIPES
+from qsim.codec.scaled.rules import device_numbers
 from qsim.codec.tables import decode_table
 from qsim.formats import FORMATS, POLICIES
 from qsim.sweep.cell import Cell, ScheduleParams, WorkloadParams
@@ -99,11 +104,18 @@ def of_memory(bench: Bench) -> Iterator[Row]:
     copied = 8 * n / bench.seconds(lambda: target.__setitem__(slice(None), x))
     constants, own = params(fmt, POLICIES["ocp"]), here.upload(rules(fmt, POLICIES["ocp"]))
     table, scale = here.upload(decode_table(fmt)), here.upload(np.float32([3.0]))
-    runs = {
+    columns = 128
+    matrix = x[: n // columns * columns].reshape(-1, columns)
+    runs: dict[str, tuple[float, float | None, Callable[[], object]]] = {
         "encode E4M3 into out": (5, 0.9, lambda: encode(here, x, constants, out=codes)),
         "cast E4M3: scale, amax, counts": (5, None, lambda: cast(here, x.reshape(1, n), own, scale=scale)),
         "decode E4M3": (5, None, lambda: decode(here, codes, table)),
     }
+    nearest = here.upload(rules(FORMATS["float4_e2m1fn"], POLICIES["ocp"]))
+    for name, each in (("mxfp4_rceil", 4.5 + 1 / 32), ("nvfp4_te", 8.5 + 1 / 16)):  # of which NVFP4 reads twice
+        recipe = device_numbers(SCALE_RECIPES[name])
+        run = functools.partial(quantize_blocks, here, matrix, nearest, recipe, packed=True)
+        runs[f"{name}, packed, with scales and counts"] = (each, None, run)
     for what, (bytes_each, floor, run) in runs.items():
         seconds = bench.seconds(run)
         rate = bytes_each * n / seconds
@@ -122,12 +134,19 @@ def of_products(bench: Bench) -> Iterator[Row]:
         yield Row(what=f"FP8 wgmma {what}, {side}^3", milliseconds=1000 * seconds, rate=operations / seconds / 1e12,
                   unit="TFLOP/s", against="torch._scaled_mm" if peer else "no torch with CUDA",
                   ratio=peer / seconds if peer else None, floor=0.7 if promote is None else None)  # fmt: skip
-    packed = bench.here.upload(np.random.default_rng(1).integers(0, 256, (side, side // 2), dtype=np.uint8))
-    seconds = bench.seconds(lambda: fp4_sums(here, packed, packed, side))
+    packed = here.upload(np.random.default_rng(1).integers(0, 256, (side, side // 2), dtype=np.uint8))
+    scales = here.upload(np.full((side, side // 16), 0x38, np.uint8))
+    products: dict[str, Callable[[], object]] = {
+        "exact FP4 sums": lambda: fp4_sums(here, packed, packed, side),
+        "NVFP4, block by block": lambda: fp4_blocks(here, packed, packed, side, scales, scales, kinds=("e4m3", "e4m3")),
+    }
     peak = _int8_peak(bench)
-    yield Row(what=f"exact FP4 sums, {side}^3", milliseconds=1000 * seconds, rate=operations / seconds / 1e12,
-              unit="TOP/s", against="INT8 peak" if peak else "INT8 peak unknown",
-              ratio=operations / seconds / peak if peak else None, floor=0.5)  # fmt: skip
+    for what, multiply in products.items():
+        seconds = bench.seconds(multiply)
+        yield Row(what=f"{what}, {side}^3", milliseconds=1000 * seconds, rate=operations / seconds / 1e12,
+                  unit="TOP/s", against="INT8 peak" if peak else "INT8 peak unknown",
+                  ratio=operations / seconds / peak if peak else None,
+                  floor=0.5 if "sums" in what else None)  # fmt: skip
 
 
 def of_replicas(bench: Bench) -> Iterator[Row]:

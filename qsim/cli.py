@@ -241,7 +241,7 @@ def _one_cell_study(defect: str, fmt: str, recipe: str, window: int, preset: str
 def sweep(
     study: Annotated[Path | None, typer.Argument(help="A study file (TOML); without one, the default study.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for journal, tables and figure.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one a core; cuda: 1.")] = None,
     backend: Annotated[str, typer.Option(help="Backend of every cell.")] = "",
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
     fast: Annotated[bool, typer.Option("--fast", help="float32 BLAS products; not reproducible to the bit.")] = False,

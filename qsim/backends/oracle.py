@@ -16,6 +16,7 @@ from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
 from qsim.backends.scaling import QUIET_NAN, check_broadcast, count, finite_amax, residual, scaled
 from qsim.codec.means import FRACTION_BITS, LOWEST_EXPONENT, Sums, check_count
 from qsim.codec.oracle import decode_scalar, encode_by_policy, place, refusal, round_magnitude
+from qsim.codec.residual import signed_residual
 from qsim.codec.scaled import ScaledCodes, ScaleRecipe, dequantize_oracle, quantize_oracle
 from qsim.errors import FormatError
 from qsim.formats import CastPolicy
@@ -110,7 +111,9 @@ class OracleBackend(HostProducts):
         center: F32 | None = None,
     ) -> ScaledCodes:
         """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``. Always counts."""
-        r = residual(as_matrix(x), None if center is None else matrix_center(center, x))
+        r = as_matrix(x)
+        if center is not None:
+            r = signed_residual(r, matrix_center(center, x))
         scaled = quantize_oracle(r, recipe, policy=policy, stream=stream, tensor_amax=tensor_amax)
         return replace(scaled, codes=self.pack(scaled.codes)) if packed else scaled
 

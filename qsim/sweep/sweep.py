@@ -29,6 +29,10 @@ if TYPE_CHECKING:  # reading results needs no pydantic
     from qsim.sweep.config import Study
 
 
+ON_A_DEVICE = ("cuda",)
+"""Backends whose cells run one after another unless the caller says otherwise: their replicas fill the device."""
+
+
 class Finished(NamedTuple):
     """A cell and what came out of it."""
 
@@ -111,12 +115,15 @@ def run_sweep(
     """Run what is missing of a study in a folder, and export the results.
 
     Cells that failed or crashed in an earlier call are tried again. extend: take the cells of another study
-    into the same folder and keep what is done. run: by default what runs cells of this kind. Errors before any
+    into the same folder and keep what is done. workers: processes, by default one a core (one in all where a device
+    computes). run: by default what runs cells of this kind. Errors before any
     work: OutputError (folder), InputError (journal), UsageError (another study is in there). Ctrl-C is raised again;
     call it anew to go on.
     """
     cells = config.cells()
     with Journal.open(out, cells, spec_text=config.to_toml(), provenance=_provenance(), extend=extend) as journal:
+        if workers is None and any(getattr(cell, "backend", "") in ON_A_DEVICE for cell in cells):
+            workers = 1
         tally = run_cells(cells, journal, workers=workers, run=run or kind_of_grid(cells).run, on_progress=progress)
         view = read_journal(out)
         digest = _export(view, Path(out))

@@ -10,7 +10,7 @@ from qsim.errors import FormatError, UsageError
 from qsim.gemm import Epilogue
 from qsim.gemm.centred import centred_input_gradient, centred_matmul, centred_weight_gradient
 from qsim.quant.products import scaled_gemm_with_report
-from tests.backends import EMULATED
+from tests.backends import EACH, EMULATED
 
 NUMBA = get_backend("numba")
 
@@ -185,3 +185,15 @@ def test_tensors_of_the_backend_stay_with_it(backend):
     product = backend.matmul(own, own.swapaxes(-1, -2))
     assert isinstance(product, backend.xp.ndarray)
     assert same(NUMBA.matmul(x, x.T), backend.get(product))
+
+
+@EACH
+@pytest.mark.parametrize("recipe", ["float8_e4m3fn", "mxfp8_floor", "nvfp4_te", "float8_e5m2_col"])
+def test_a_nan_that_a_centre_makes_is_positive_on_every_backend(backend, recipe):
+    inf, nan = np.inf, np.nan
+    x, center = np.float32([[inf, 1, -nan, nan, 2, -inf]]), np.float32([[inf, nan, 1, -nan, -inf, -inf]])
+    policy = qsim.formats.POLICIES["ocp"]
+    made = backend.quantize_blocks(x, SCALE_RECIPES[recipe], policy, center=center)
+    expected = qsim.encode(np.float32([[nan, nan, -nan, nan, inf, nan]]), SCALE_RECIPES[recipe].fmt, policy=policy)
+    assert expected[:, [0, 1, 2, 3, 5]].tobytes() == made.codes[:, [0, 1, 2, 3, 5]].tobytes()
+    assert (5, 1) == (made.counts.nan, made.counts.inf)

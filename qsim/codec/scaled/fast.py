@@ -9,6 +9,7 @@ import numpy as np
 from qsim.arrays import F32
 from qsim.codec.inputs import check_stream
 from qsim.codec.packing import pack
+from qsim.codec.residual import signed_residual
 from qsim.codec.scaled import decode_kernels, measure_kernels
 from qsim.codec.scaled.blocks import BlockCast
 from qsim.codec.scaled.recipes import Float32Scale, ScaleRecipe, TwoLevelScale
@@ -71,9 +72,8 @@ def quantize_matrix(
     shape = (x.shape[0], x.shape[1])
     resolved = policy.codes(recipe.fmt)
     usual = policy.rounding is RoundMode.TIES_TO_EVEN and not (resolved.refuses_nan or resolved.refuses_overflow)
-    if center is not None and not usual:
-        with np.errstate(all="ignore"):
-            x, center = np.asarray(x - center, np.float32), None
+    if center is not None and not (usual and np.isfinite(center).all()):
+        x, center = signed_residual(x, center), None
     (bm, bk), grid = recipe.block.within(shape), recipe.block.grid(shape)
     fused = usual and packed and (bk % 2 == 0 or grid[1] <= 1)  # else two blocks share a byte
     own = isinstance(recipe.scale, Float32Scale)
