@@ -23,6 +23,8 @@ from cuda_kernels.host import HostKernel
 POISON = 0xEE
 """Every byte of an array that an emulated kernel is to fill: what it leaves out is seen."""
 
+_MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
 _NUMBERS: dict[str, Any] = {
     "int32": ctypes.c_int,
     "uint32": ctypes.c_uint,
@@ -186,7 +188,7 @@ class Device:
         """See ``Place.tiles``."""
         run = kernel.on_device(self.cupy)
         if dynamic > 48 << 10:  # more than that a kernel must ask for
-            run.max_dynamic_shared_size_bytes = dynamic
+            self.cupy.cuda.driver.funcSetAttribute(run.ptr, _MOST_DYNAMIC_SHARED, dynamic)
         run((min(count, self._DOWN),), (threads,), _device_arguments(args), shared_mem=dynamic)
 
 

@@ -19,7 +19,7 @@ from cuda_kernels._kernel import Kernel
 from cuda_kernels._place import HOST, POISON, Device, Host, Place, device
 from cuda_kernels._tensor_map import emulated_map
 from cuda_kernels.host import HostKernel
-from tests.played_cupy import AS_C, PlayedCupy
+from tests.played_cupy import PlayedCupy
 
 CHOICE = "QSIM_PLACE"
 """Environment variable: emulated (default), cuda or played."""
@@ -66,12 +66,9 @@ def played_device(monkeypatch: Any, capability: str = "90", room: int = 1 << 30)
     """A Device whose CuPy is numpy and whose kernels are emulated: what is tested is the launch."""
     cupy = PlayedCupy(capability, room)
 
+    @functools.cache
     def loaded(kernel: Kernel, _: int, arch: str) -> Any:
-        def launch(grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
-            cupy.launches.append(kernel.entry)
-            kernel.on_host(arch)(grid, block, [AS_C[type(arg)](arg) for arg in args], dynamic=shared_mem)
-
-        return launch
+        return cupy.function(kernel.entry, kernel.on_host(arch))
 
     monkeypatch.setattr(_kernel, "_device_kernel", loaded)
     monkeypatch.setattr(_place, "device_map", lambda array, box: emulated_map(array._own, box))

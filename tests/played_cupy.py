@@ -95,6 +95,18 @@ class _Stream:
         pass
 
 
+class Function:
+    """As cupy.cuda.function.Function: a pointer and a call, and no attribute more."""
+
+    __slots__ = ("_run", "ptr")
+
+    def __init__(self, run: Any) -> None:
+        self._run, self.ptr = run, id(run)
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared_mem: int = 0) -> None:
+        self._run(grid, block, [AS_C[type(arg)](arg) for arg in args], shared_mem, self.ptr)
+
+
 class PlayedCupy:
     """The module. room: bytes that one allocation may take."""
 
@@ -108,16 +120,33 @@ class PlayedCupy:
         self.uploads: list[tuple[Any, ...]] = []
         self.downloads: list[tuple[Any, ...]] = []
         self.launches: list[str] = []
+        self.shared: dict[int, int] = {}
         self.room = room
         device = SimpleNamespace(id=0, compute_capability=capability, synchronize=lambda: None)
         self.cuda = SimpleNamespace(
             Device=lambda: device,
             Stream=lambda non_blocking=False: _Stream(),
+            driver=SimpleNamespace(funcSetAttribute=self._set_attribute),
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             runtime=SimpleNamespace(
                 getDeviceCount=lambda: 1, CUDARuntimeError=RuntimeError, memGetInfo=lambda: (room, 2 * room)
             ),
         )
+
+    def _set_attribute(self, function: int, attribute: int, value: int) -> None:
+        assert attribute == 8, "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+        assert value <= 227 << 10, "a block of Hopper has no more"
+        self.shared[function] = value
+
+    def function(self, entry: str, emulated: Any) -> Function:
+        """What a module gives: a launch beyond 48 KiB of shared memory must have been allowed."""
+
+        def run(grid: Any, block: Any, args: Any, dynamic: int, pointer: int) -> None:
+            assert dynamic <= self.shared.get(pointer, 48 << 10), "CUDA_ERROR_INVALID_VALUE"
+            self.launches.append(entry)
+            emulated(grid, block, args, dynamic=dynamic)
+
+        return Function(run)
 
     def _own(self, own: Any) -> Array:
         if own.nbytes > self.room:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cuda_kernels import DeviceUnavailableError, _tensor_map
+from cuda_kernels import DeviceUnavailableError, _place, _tensor_map
 from cuda_kernels import fp8_wgmma as launcher
 from cuda_kernels._place import HOST, Host, _device_arguments
 from cuda_kernels.fp8_wgmma import FP8_WGMMA, MODEL, SHARED, fp8_wgmma
@@ -16,6 +16,7 @@ from qsim.gemm.products import accumulate
 from qsim.gemm.scaled import ScaledOperand
 from tests.golden_rows import need_rows
 from tests.places import launch, played_device
+from tests.played_cupy import Function
 from tests.unit.test_block_dot import WORKED, row
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -163,25 +164,18 @@ def test_strides_addresses_and_the_grid_do_not_matter():
 def test_a_device_gets_the_maps_by_value(monkeypatch):
     place = played_device(monkeypatch)
     a, b = (place.upload(x) for x in drawn((5, 6, 200)))
-    kernel = SimpleNamespace(max_dynamic_shared_size_bytes=0)
     taken = []
-
-    def loaded(*_):
-        def launch(grid, block, args, shared_mem):
-            taken.append((grid, block, shared_mem, [getattr(arg, "nbytes", None) for arg in args[:2]], args[0].size))
-
-        launch.max_dynamic_shared_size_bytes = 0
-        kernel.launch = launch
-        return launch
-
-    monkeypatch.setattr("cuda_kernels._kernel._device_kernel", loaded)
+    monkeypatch.setattr(place.cupy, "function", lambda entry, _: Function(lambda *launch: taken.append(launch)))
+    arguments = []
+    monkeypatch.setattr(_place, "_device_arguments", lambda args: arguments.append(plain(args)) or ())
+    plain = _device_arguments
     fp8_wgmma(place, a, b, formats=(E4M3, E4M3), promote_every=128, split_k=2)
-    assert [((1,), (384,), SHARED, [128, 128], 1)] * 2 == taken
-    assert kernel.launch.max_dynamic_shared_size_bytes == SHARED
-    assert SHARED <= 227 << 10  # of a Hopper block
+    assert [((1,), (384,), SHARED)] * 2 == [(grid, block, dynamic) for grid, block, _, dynamic, _ in taken]
+    assert [SHARED] == list(place.cupy.shared.values())
+    assert [(128, 1)] * 4 == [(arg.nbytes, arg.size) for args in arguments for arg in args[:2]]
     map_ = place.tensor_map(place.upload(np.zeros((4, 32), np.uint8)), (128, 128))
     assert map_.words.ctypes.data % 64 == 0
-    assert _device_arguments([map_, None])[0].__array_interface__["data"][0] == map_.words.ctypes.data
+    assert plain([map_, None])[0].__array_interface__["data"][0] == map_.words.ctypes.data
 
 
 def test_the_driver_is_asked_for_the_map_that_the_emulation_decodes(monkeypatch):
