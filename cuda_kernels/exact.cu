@@ -165,8 +165,10 @@ extern "C" __global__ void qsim_exact_of_sums(
     for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < outputs; at += stride) {
         const QsimFactors by{row ? row[at / columns] : 1.0, column ? column[at % columns] : 1.0, divisor,
                              row || column || divisor != 1.0};
+        // 1.5 * 2^52 and an integer, less 1.5 * 2^52: the conversion, by the same operation on every target.
+        const double sum = __dadd_rn(__longlong_as_double(0x4338000000000000ll + sums[at]), -6755399441055744.0);
         float rounded = 0.0f;
-        open[at] = qsim_decided(__dmul_rn((double)sums[at], unit), 0.0, by, rounded) ? 0 : 1;
+        open[at] = qsim_decided(__dmul_rn(sum, unit), 0.0, by, rounded) ? 0 : 1;
         out[at] = rounded;
     }
 }

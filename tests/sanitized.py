@@ -18,7 +18,7 @@ from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
 from cuda_kernels.encode import encode
 from cuda_kernels.epilogue import OUTPUTS, epilogue
-from cuda_kernels.exact import Operand, exact_product, matmul
+from cuda_kernels.exact import Operand, exact_product, matmul, product_of_sums
 from cuda_kernels.footprint import KERNELS
 from cuda_kernels.fp4_blocks import BLOCKS, FP4_BLOCKS, fp4_blocks
 from cuda_kernels.fp4_sums import fp4_sums
@@ -171,6 +171,14 @@ def _exact(given: Inputs) -> None:
     a = Operand(given.codes, table, scales, (2, 16), one)
     launch(exact_product, a, a)
     launch(exact_product, a._replace(row=own(one * 1e-200)), a, divisor=21)  # so small that no output has a proof
+    launch(
+        product_of_sums,
+        own(np.ones((rows, rows), np.int32)),
+        a._replace(block=None),
+        a._replace(block=None),
+        unit=0.25,
+        divisor=3,
+    )
     launch(exact_product, a._replace(row=None), Operand(given.codes, table), per_block=5)
 
 

@@ -13,6 +13,7 @@ from qsim.errors import FormatError
 from qsim.formats import FORMATS, POLICIES
 from qsim.gemm import epilogue as cpu
 from qsim.gemm.epilogue import Epilogue, amax_of, finished, fma32, output
+from qsim.gemm.exact import matmul
 from qsim.gemm.products import QUIET_NAN, accumulate, canonical
 from qsim.quant.products import _correction, _factors, _side
 from tests.places import Given, launch, launch_at, played_device
@@ -190,7 +191,7 @@ def test_what_scaled_gemm_passes_gives_its_result(name, center):
         own = Epilogue(alpha=0.6, beta=0.25, c=c, bias=bias, order=order)
         acc = accumulate(left.operand, right.operand, how, factors=order == "exact").acc
         got = launch(epilogue, acc, row=row, column=column, order=order, alpha=0.6, beta=0.25, c=c, bias=bias,
-            correction=_correction(left, right),
+            correction=_correction(left, right, matmul),
         )  # fmt: skip
         result = qsim.scaled_gemm_with_report(a, b, accumulate=how, epilogue=own)
         assert result.d.tobytes() == got.out.tobytes()
