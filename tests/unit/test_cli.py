@@ -235,7 +235,7 @@ def test_shaping_is_printed_where_it_is_used(tmp_path: Path) -> None:
         (["sweep", "--set", 'grid.formats=["e4m3x"]'], 2, ["e4m3x"]),
         (["sweep", "--set", "workload.tensors=gone.npz"], 3, ["gone.npz"]),
         (["sweep", "--workers", "0"], 2, ["--workers"]),
-        (["sweep", "--backend", "cuda"], 2, ["cuda", "numba"]),
+        (["sweep", "--backend", "gpu"], 2, ["gpu", "numba", "emulated", "cuda"]),
         (["run", "D99"], 2, ["D99"]),
         (["run", "D01", "--steps", "4000000000"], 2, ["one replay takes at most 1000000"]),
         (["run", "D01", "--tensors", "~nobody-of-this-name/x.npz"], 3, ["~nobody-of-this-name/x.npz"]),
