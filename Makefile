@@ -61,8 +61,9 @@ ifneq ($(CI),)
 test: $(VENV)/.installed-oracle
 endif
 
+# Files go to a process a core: kernels that a file builds are built once.
 test: lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --dist loadfile
 	$(PY) -m sphinx -q -W -b html docs docs/_build/html
 
 docs: $(VENV)/.installed-test

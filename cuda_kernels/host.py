@@ -31,7 +31,7 @@ extern "C" int qsim_emulated_launch(const unsigned* grid, const unsigned* block,
 SANITIZE = "QSIM_SANITIZE"
 """Environment variable: when set, every kernel is built with AddressSanitizer, which ends the process at the first
 access outside an allocation. Its library must be preloaded (``sanitizer``)."""
-_SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g")
+_SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g", "-O1")  # built sooner, as watchful
 
 
 class EmulationError(RuntimeError):
