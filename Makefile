@@ -18,6 +18,7 @@ MMAEMU  := mmaemu>=0.1,<0.2
 
 help:
 	@echo "make sweep        create .venv, install qsim, run the default study (table and heatmap)"
+	@echo "make lint         ruff, mypy, import-linter alone"
 	@echo "make test         create .venv, run every check (ruff, mypy, import-linter, pytest, notebook, docs)"
 	@echo "make oracles      add torch, torchao and mmaemu, which some tests compare with and skip without (TORCH='...' to choose)"
 	@echo "make bench        run the benchmarks"
@@ -76,27 +77,32 @@ $(VENV)/.installed-bench: $(VENV)/.installed-test
 bench: $(VENV)/.installed-bench
 	$(PY) -m pytest benchmarks --benchmark-columns=median,iqr,rounds --benchmark-sort=name
 
-# Everything that needs a device. CUDA=cuda12 for a driver of CUDA 12; compute-sanitizer comes with the CUDA toolkit.
+# Everything that needs a device, with a driver of CUDA 13; compute-sanitizer comes with the CUDA toolkit.
 PLACE     ?= cuda
-CUDA      ?= cuda13
 SANITIZER ?= compute-sanitizer
-ON_DEVICE := tests/gpu tests/unit/test_cuda_*.py tests/unit/test_backends.py tests/unit/test_device_run.py \
-             tests/conformance/test_codec_subjects.py
+ON_DEVICE := tests/gpu tests/unit/test_backends.py tests/unit/test_kernel_backend.py tests/unit/test_device_run.py \
+             tests/conformance/test_codec_subjects.py \
+             $(filter-out tests/unit/test_cuda_sanitized.py,$(wildcard tests/unit/test_cuda_*.py))
 
-$(VENV)/.installed-$(CUDA): $(VENV)/.installed-test
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --constraint constraints.txt --editable ".[test,$(CUDA)]"
+$(VENV)/.installed-cuda13: $(VENV)/.installed-test
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(PY) --constraint constraints.txt --editable ".[test,cuda13]"
 	@touch $@
 
+.PHONY: device
+device: $(VENV)/.installed-test
+	@$(PY) -m cuda_kernels.driver
+	@command -v $(SANITIZER) > /dev/null || { echo "$(SANITIZER) was not found: it comes with the CUDA toolkit; make gpu SANITIZER=PATH" >&2; exit 1; }
+
 ifeq ($(PLACE),cuda)
-gpu: $(VENV)/.installed-$(CUDA)
+gpu: device $(VENV)/.installed-cuda13
 	$(PY) -m qsim doctor
 	QSIM_PLACE=cuda $(PY) -m pytest -m "" $(ON_DEVICE)
 	QSIM_PLACE=cuda $(SANITIZER) --tool memcheck --error-exitcode 1 $(PY) -m tests.sanitized
 	QSIM_PLACE=cuda $(SANITIZER) --tool racecheck --error-exitcode 1 $(PY) -m tests.sanitized
-	$(PY) -m benchmarks.gpu --out benchmarks/results
+	QSIM_PLACE=cuda $(PY) -m benchmarks.gpu --out benchmarks/results
 else
 gpu: $(VENV)/.installed-test
-	QSIM_PLACE=$(PLACE) $(PY) -m pytest -m "" $(ON_DEVICE)
+	QSIM_PLACE=$(PLACE) $(PY) -m pytest -n auto --dist loadfile -m "" $(ON_DEVICE)
 	QSIM_PLACE=$(PLACE) $(PY) -m tests.sanitized
 	QSIM_PLACE=$(PLACE) $(PY) -m benchmarks.gpu
 endif

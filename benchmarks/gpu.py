@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +38,8 @@ from qsim.codec.tables import decode_table
 from qsim.formats import FORMATS, POLICIES
 from qsim.sweep.cell import Cell, ScheduleParams, WorkloadParams
 from qsim.sweep.run import replay_cell
-from tests.places import is_played, place
+from tests.backends import PLAYED
+from tests.places import CHOICE, place
 from tests.unit.test_cuda_cast import rules
 from tests.unit.test_cuda_encode import params
 
@@ -49,7 +52,7 @@ E4M3 = "float8_e4m3fn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A kernel's median time, its rate, and the rate over that of a peer; floor: the least ratio that was asked for."""
+    """A kernel's median time, its rate, and the rate over that of a peer; floor: the least ratio that is aimed at."""
 
     what: str
     milliseconds: float
@@ -191,6 +194,15 @@ def _int8_peak(bench: Bench) -> float | None:
     return float(INT8_OPS[bench.here.arch] * found["MultiProcessorCount"] * found["ClockRate"] * 1000)
 
 
+def _driver_version() -> str:
+    """As nvidia-smi prints it; "unknown" without it."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"
+
+
 def described(here: Device) -> dict[str, str]:
     """Device, driver, date, command."""
     runtime = here.cupy.cuda.runtime
@@ -198,7 +210,8 @@ def described(here: Device) -> dict[str, str]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": properties["name"].decode(),
-        "driver": str(runtime.driverGetVersion()),
+        "driver": _driver_version(),
+        "driver_cuda": str(runtime.driverGetVersion()),
         "cupy": str(here.cupy.__version__),
         "command": "python -m benchmarks.gpu",
     }
@@ -209,7 +222,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="folder for the rows, as JSON")
     chosen = parser.parse_args()
-    if is_played():
+    if os.environ.get(CHOICE) == PLAYED:
         bench = Bench(here=place(), elements=5000, side=128, played=True)
     else:
         try:

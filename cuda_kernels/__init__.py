@@ -1,7 +1,7 @@
-"""Raw CUDA kernels, their launchers, two ways to build them. Never imports qsim; CuPy only inside launchers.
+"""Raw CUDA kernels, their launchers, two ways to build them. Never imports qsim.
 
 A kernel ``x.cu`` and its launcher ``x.py`` are twins. The text compiles with NVRTC (``_nvrtc``, needs no GPU)
-and, for a check without a GPU, with g++ (``host``).
+and, for a check without a GPU, with g++ (``host``). CuPy is imported where a device is asked for.
 """
 
 from __future__ import annotations

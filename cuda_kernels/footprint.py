@@ -104,8 +104,12 @@ def kept() -> list[Footprint]:
 def main() -> None:
     """Print the table as it is measured here."""
     table = csv.writer(sys.stdout, lineterminator="\n")
+    try:
+        rows = list(measured())
+    except KernelBuildError as error:
+        sys.exit(f"nothing measured: {error}")
     table.writerow(Footprint._fields)
-    table.writerows(measured())
+    table.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from cuda_kernels._place import Place, check_array
 THREADS = 128
 ARCHES = ("sm_89", "sm_90a", "sm_100a")
 MODELS = {"sm_89": "ada_mma_sync", "sm_90a": "hopper_mma_sync", "sm_100a": "blackwell_mma_sync"}
-"""The model in qsim.gemm.MODELS whose bits the kernel has on each target; the middle one was never run."""
+"""The model in qsim.gemm.MODELS whose bits the kernel has on each target; none was run on a device."""
 FORMATS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 PRELUDE = ("block_fma.cuh", "mma_fp8.cuh", "tile.cuh", "promote.cuh")
 PAIRS = tuple((a, b) for a in FORMATS for b in FORMATS)

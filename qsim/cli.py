@@ -242,7 +242,7 @@ def sweep(
     study: Annotated[Path | None, typer.Argument(help="A study file (TOML); without one, the default study.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for journal, tables and figure.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one a core; cuda: 1.")] = None,
-    backend: Annotated[str, typer.Option(help="Backend of every cell.")] = "",
+    backend: Annotated[str, typer.Option(help="numba, oracle, emulated, cuda or auto; default: the study's.")] = "",
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
     fast: Annotated[bool, typer.Option("--fast", help="float32 BLAS products; not reproducible to the bit.")] = False,
     extend: Annotated[bool, typer.Option("--extend", help="Add a changed study's cells to a folder.")] = False,

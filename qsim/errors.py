@@ -40,7 +40,7 @@ class ProtocolViolation(QsimError):  # noqa: N818 - the field's word
 
 
 class BackendError(QsimError):
-    """A backend cannot be used on this machine, or its device has no room: the message says why. Exit code 2."""
+    """A backend cannot be used on this machine: the message says why. Exit code 2."""
 
 
 class CaseError(QsimError):

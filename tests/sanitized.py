@@ -1,6 +1,7 @@
 """Every emulated CUDA kernel on odd shapes, in arrays of exactly their size: ``python -m tests.sanitized``.
 
-For a process that AddressSanitizer watches (tests/unit/test_cuda_sanitized.py starts it). With arguments
+For a process that AddressSanitizer watches (tests/unit/test_cuda_sanitized.py starts it), or, with QSIM_PLACE=cuda,
+compute-sanitizer. With arguments
 FILE OLD NEW the text of one kernel, or that of a header for its kernels, is changed first, so that a test can see a
 stray access reported; FILE:HEADER changes the header for one text alone.
 """
@@ -33,7 +34,7 @@ from qsim.codec.general_kernels import rules_of
 from qsim.codec.scaled import SCALE_RECIPES
 from qsim.codec.scaled.rules import device_numbers
 from qsim.formats import FORMATS, POLICIES
-from tests.places import launch
+from tests.places import is_played, launch, place
 from tests.unit.test_cuda_encode import params
 
 SHAPES = ((1, 1), (1, 3), (2, 4), (3, 5), (2, 17), (1, 255), (3, 256), (1, 257), (5, 129), (2, 1031))
@@ -202,11 +203,13 @@ RUNS = {
 
 
 def main(change: list[str]) -> None:
+    if place().name == "cuda" and not is_played():
+        place().xp.cuda.set_allocator(None)  # an allocation of its own for every array: memcheck sees its end
     assert set(RUNS) == {kernel.file for kernel in KERNELS}
     files = list(RUNS)
     if change:
-        place, old, new = change
-        file, _, header = place.partition(":")
+        where, old, new = change
+        file, _, header = where.partition(":")
         files = sorted({kernel.file for kernel in KERNELS if file in (kernel.file, *kernel.prelude)})
         plain = kernels.source
 
@@ -214,7 +217,7 @@ def main(change: list[str]) -> None:
             text = plain(name)
             if name != (header or file):
                 return text
-            assert text.count(old) == 1, (place, old)
+            assert text.count(old) == 1, (where, old)
             return text.replace(old, new)
 
         kernels.source = changed

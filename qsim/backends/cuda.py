@@ -12,7 +12,7 @@ from qsim.errors import BackendError, UsageError
 
 
 class CudaBackend(KernelBackend):
-    """Tensors stay on the device. BackendError says what is missing, or that the device has no room."""
+    """Tensors stay on the device. BackendError says what is missing."""
 
     name = "cuda"
 

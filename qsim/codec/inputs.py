@@ -23,6 +23,12 @@ def as_array(value: npt.ArrayLike, what: str) -> AnyArray:
         raise UsageError(f"{what} is a masked array; fill it first, a code has no mask")
     try:
         return np.asarray(value)
+    except TypeError as error:  # an array of a device does not become numpy by itself
+        kind = f"{type(value).__module__}.{type(value).__name__}"
+        raise UsageError(
+            f"{what} is {kind}, which numpy cannot take ({error}); pass a numpy array, or call a backend's own methods "
+            "with an array of its device"
+        ) from None
     except ValueError as error:
         raise FormatError(f"{what} is no array: {error}; pass numbers of one shape") from None
 

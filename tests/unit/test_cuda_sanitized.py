@@ -9,6 +9,7 @@ import pytest
 from cuda_kernels import host
 from cuda_kernels.footprint import KERNELS
 from tests.oracles import unavailable
+from tests.places import CHOICE
 
 FOUR = "j + 4 <= size && qsim_aligned(row + j, 16)) {\n        "
 TOO_FAR = FOUR.replace("4", "3", 1)
@@ -20,7 +21,7 @@ def watched(*change):
     library = host.sanitizer()
     if library is None:
         unavailable("g++ has no AddressSanitizer")
-    more = {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0:symbolize=0", host.SANITIZE: "1"}
+    more = {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0:symbolize=0", host.SANITIZE: "1", CHOICE: "emulated"}
     return subprocess.run(
         [sys.executable, "-m", "tests.sanitized", *change],
         env={**os.environ, **more},
