@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cuda_kernels._layout import contiguous
 from cuda_kernels._place import Place, check_array
 
 Scales = tuple[Any, tuple[int, int] | None, Any, tuple[int, int] | None]
@@ -70,7 +71,7 @@ def scale_arguments(place: Place, scales: Scales | None, shape: tuple[int, int],
                 f"scales of {name} of shape {tuple(scale.shape)}: blocks of {extent} of [{rows}, {depth}] are {needed}"
             )
         own = (min(extent[0], rows), min(extent[1], depth))
-        arguments += [place.xp.ascontiguousarray(scale), *(np.int32(value) for value in (*own, needed[1]))]
+        arguments += [contiguous(place.xp, scale), *(np.int32(value) for value in (*own, needed[1]))]
     return tuple(arguments)
 
 

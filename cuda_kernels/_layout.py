@@ -47,19 +47,20 @@ def tile_count(rows: int, columns: int) -> int:
 def contiguous(xp: Any, array: Any) -> Any:
     """``array`` contiguous from an address that its items take; a copy where it is not."""
     array = xp.ascontiguousarray(array)
-    return array if _address(array) % array.itemsize == 0 else array.copy()
+    return array if address(array) % array.itemsize == 0 else array.copy()
 
 
 def aligned(xp: Any, array: Any) -> Any:
     """uint8 ``array`` contiguous from an address that 16-byte loads take; a copy where it is not."""
     array = xp.ascontiguousarray(array)
-    if _address(array) % 16 == 0:
+    if address(array) % 16 == 0:
         return array
     room = xp.empty(array.size + 15, xp.uint8)
-    own = room[-_address(room) % 16 :][: array.size].reshape(array.shape)
+    own = room[-address(room) % 16 :][: array.size].reshape(array.shape)
     own[...] = array
     return own
 
 
-def _address(array: Any) -> int:
+def address(array: Any) -> int:
+    """Of the first element, numpy's or CuPy's."""
     return int(array.ctypes.data if hasattr(array, "ctypes") else array.data.ptr)

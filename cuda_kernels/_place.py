@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -24,6 +24,8 @@ POISON = 0xEE
 """Every byte of an array that an emulated kernel is to fill: what it leaves out is seen."""
 
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+_LESS = "use fewer replicas, smaller tensors, or the numba backend"
 
 _NUMBERS: dict[str, Any] = {
     "int32": ctypes.c_int,
@@ -69,6 +71,10 @@ class Place(Protocol):
         """
         ...
 
+    def room(self) -> AbstractContextManager[None]:
+        """Within it, an allocation that finds no room is a DeviceMemoryError, whoever asked for it."""
+        ...
+
     def spread(self, kernel: Kernel, across: int, down: int, args: Sequence[Any]) -> None:
         """Launch for ``across`` x ``down`` items, one a thread; the kernel strides over what the grid leaves.
 
@@ -112,6 +118,10 @@ class Host:
     def tensor_map(self, array: Any, box: tuple[int, int]) -> TensorMap:
         """See ``Place.tensor_map``."""
         return emulated_map(array, box)
+
+    def room(self) -> AbstractContextManager[None]:
+        """See ``Place.room``."""
+        return nullcontext()
 
     def built(self, kernel: Kernel) -> HostKernel:
         """The kernel as a function on this processor."""
@@ -164,6 +174,17 @@ class Device:
             return self.cupy.asarray(array)
 
     @contextmanager
+    def room(self) -> Iterator[None]:
+        """See ``Place.room``."""
+        try:
+            yield
+        except self.cupy.cuda.memory.OutOfMemoryError as cause:
+            free, total = self.cupy.cuda.runtime.memGetInfo()
+            raise DeviceMemoryError(
+                f"out of device memory: {cause or 'no room'}; {free} of {total} bytes are free; {_LESS}"
+            ) from cause
+
+    @contextmanager
     def _room_for(self, shape: tuple[int, ...], dtype: str) -> Iterator[None]:
         try:
             yield
@@ -171,8 +192,7 @@ class Device:
             free, total = self.cupy.cuda.runtime.memGetInfo()
             size = math.prod(shape) * np.dtype(dtype).itemsize
             raise DeviceMemoryError(
-                f"out of device memory: {size} bytes for {dtype}{list(shape)}, {free} of {total} are free; "
-                "use fewer replicas, smaller tensors, or the numba backend"
+                f"out of device memory: {size} bytes for {dtype}{list(shape)}, {free} of {total} are free; {_LESS}"
             ) from cause
 
     def tensor_map(self, array: Any, box: tuple[int, int]) -> TensorMap:

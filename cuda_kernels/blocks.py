@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
+from cuda_kernels._layout import contiguous
 from cuda_kernels._place import Place, check_array
 from cuda_kernels.cast import RULES
 
@@ -101,11 +102,11 @@ def quantize_blocks(
     top, counts = xp.zeros(1, xp.uint32), xp.zeros(COUNTS, xp.uint64)
     tensor = None
     if recipe.two_level:
-        tensor = top.view(xp.float32) if tensor_amax is None else xp.ascontiguousarray(tensor_amax)
+        tensor = top.view(xp.float32) if tensor_amax is None else contiguous(xp, tensor_amax)
     out = Quantized(codes, scales, top, tensor, counts)
     if not x.size:
         return out
-    arrays = [None if a is None else xp.ascontiguousarray(a) for a in (x, center, rules, stream)]
+    arrays = [None if a is None else contiguous(xp, a) for a in (x, center, rules, stream)]
     fused = block[0] == 1 and (block[1] in FUSED_COLUMNS or recipe.cols in FUSED_COLUMNS)
     if fused and block[1] not in FUSED_COLUMNS:  # cut to a narrow matrix
         block = (1, recipe.cols)

@@ -152,11 +152,11 @@ struct Block {
 inline thread_local Block* block = nullptr;
 inline thread_local Index grid_size, block_size, block_index;
 
-// Kept from launch to launch: fresh pages would cost more than most kernels.
+// Kept from launch to launch: fresh pages would cost more than most kernels. Launches come one at a time (host.py).
 inline unsigned char* stack_memory(std::size_t bytes)
 {
-    static thread_local unsigned char* kept = nullptr;
-    static thread_local std::size_t size = 0;
+    static unsigned char* kept = nullptr;
+    static std::size_t size = 0;
     if (size < bytes) {
         std::free(kept);
         kept = static_cast<unsigned char*>(std::malloc(bytes));

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
+from cuda_kernels._layout import contiguous
 from cuda_kernels._place import Place, check_array
 from cuda_kernels.cast import RULES
 
@@ -58,13 +59,13 @@ def epilogue(
     result = place.empty((rows, columns), OUTPUTS.get(out, "uint8"))
     top, refused = xp.zeros((), xp.uint32), xp.zeros((), xp.uint64)
     if result.size:
-        inputs = [None if x is None else xp.ascontiguousarray(x) for x in (acc, row, column)]
+        inputs = [None if x is None else contiguous(xp, x) for x in (acc, row, column)]
         arrays = (*inputs, *(array for array, _ in planes), result, top)
         sizes = (np.int64(size) for size in (rows, columns, *(step for _, steps in planes for step in steps)))
         steps = (np.int32(ORDERS.index(order)), np.float32(alpha), np.float32(beta), np.uint32(nan))
         args, items = (*arrays, *sizes, *steps), (-(-columns // 4), -(-rows // _ROWS))
         if out == "codes":
-            place.spread(EPILOGUE_CODES, *items, (*args, np.float32(scale_d), xp.ascontiguousarray(rules), refused))
+            place.spread(EPILOGUE_CODES, *items, (*args, np.float32(scale_d), contiguous(xp, rules), refused))
         else:
             place.spread(EPILOGUE, *items, (*args, np.int32(list(OUTPUTS).index(out))))
     return Finished(result, top, refused)
@@ -90,4 +91,4 @@ def _plane(place: Place, name: str, array: Any, shape: tuple[int, int]) -> tuple
     own = (1,) * (2 - array.ndim) + tuple(array.shape)
     if len(own) != 2 or any(size not in (1, full) for size, full in zip(own, shape, strict=True)):
         raise ValueError(f"{name} of shape {tuple(array.shape)} does not broadcast to {shape}")
-    return place.xp.ascontiguousarray(array), (own[1] if own[0] > 1 else 0, 1 if own[1] > 1 else 0)
+    return contiguous(place.xp, array), (own[1] if own[0] > 1 else 0, 1 if own[1] > 1 else 0)

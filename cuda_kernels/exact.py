@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
+from cuda_kernels._layout import address, contiguous
 from cuda_kernels._place import Place, Strided, check_array
 
 EXACT = Kernel("exact.cu", "qsim_exact", prelude=("exact.cuh",))
@@ -53,7 +54,7 @@ class _Side(NamedTuple):
     def arguments(self, place: Place) -> tuple[Any, ...]:
         """In the order of QSIM_PARAMETERS."""
         x = self.operand or Operand(None, None)
-        arrays = (None if each is None else place.xp.ascontiguousarray(each) for each in (x.values, x.block, x.row))
+        arrays = (None if each is None else contiguous(place.xp, each) for each in (x.values, x.block, x.row))
         across = 1 if x.block is None else max(int(x.block.shape[1]), 1)
         # A block beyond the matrix is as long as any other that covers it.
         band, width = min(x.extent[0], _FLAT), min(x.extent[1], MAX_DEPTH)
@@ -134,10 +135,10 @@ def product_of_sums(
     summed = Summed(place.empty(shape, "float32"), place.empty(shape, "uint8"))
     if sums.size:
         left, right = (_Side(x.codes, (0, *_strides(x.codes)), x) for x in (_steady(place, a), _steady(place, b)))
-        factors = (None if x.row is None else place.xp.ascontiguousarray(x.row) for x in (a, b))
+        factors = (None if x.row is None else contiguous(place.xp, x.row) for x in (a, b))
         sizes = (np.int64(shape[0]), np.int64(shape[1]))
         numbers = (np.float64(unit), np.float64(divisor))
-        arrays = (place.xp.ascontiguousarray(sums), *factors, *summed)
+        arrays = (contiguous(place.xp, sums), *factors, *summed)
         place.spread(OF_SUMS, int(sums.size), 1, (*arrays, *sizes, *numbers))
         depth = int(a.codes.shape[1])
         if depth:
@@ -184,8 +185,9 @@ def _steady(place: Place, x: Operand) -> Operand:
 
 
 def _whole(place: Place, x: Any) -> Any:
-    """x; a copy where its strides are no multiples of an element."""
-    return place.xp.ascontiguousarray(x) if any(stride % x.itemsize for stride in x.strides) else x
+    """x; a copy where its strides or its address are no multiples of an element."""
+    uneven = any(stride % x.itemsize for stride in x.strides) or address(x) % x.itemsize
+    return contiguous(place.xp, x) if uneven else x
 
 
 def _strides(x: Any) -> Any:

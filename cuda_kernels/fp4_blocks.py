@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._layout import aligned, tile_count
+from cuda_kernels._layout import aligned, contiguous, tile_count
 from cuda_kernels._place import Place, check_array
 
 THREADS = 128
@@ -52,7 +52,7 @@ def fp4_blocks(
     if 0 in (*shape, depth):
         return xp.zeros(shape, xp.float32)
     out = place.empty(shape, "float32")
-    arrays = (*(aligned(xp, x) for x in (a, b)), *(xp.ascontiguousarray(x) for x in (a_scales, b_scales)), out)
+    arrays = (*(aligned(xp, x) for x in (a, b)), *(contiguous(xp, x) for x in (a_scales, b_scales)), out)
     sizes = (np.int64(size) for size in (*shape, depth, *extents))
     place.tiles(FP4_BLOCKS[kinds], tile_count(*shape), THREADS, (*arrays, *sizes))
     return out

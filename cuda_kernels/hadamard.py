@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
+from cuda_kernels._layout import contiguous
 from cuda_kernels._place import Place, check_array
 
 HADAMARD = Kernel("hadamard.cu", "qsim_hadamard")
@@ -34,7 +35,7 @@ def hadamard(place: Place, x: Any, before: Any, after: Any) -> Any:
         raise ValueError(f"x of shape {tuple(x.shape)}; its last axis must be a multiple of {size}")
     out = place.empty(tuple(x.shape), "float32")
     if x.size:
-        inputs = [xp.ascontiguousarray(a) for a in (x, before, after)]
+        inputs = [contiguous(xp, a) for a in (x, before, after)]
         sizes = (np.int64(x.size), np.int32(size))
         place.tiles(HADAMARD, min(-(-int(x.size) // (4 * THREADS)), MOST), THREADS, (*inputs, out, *sizes))
     return out

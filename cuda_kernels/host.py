@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,19 @@ class EmulationError(RuntimeError):
     """A block could not finish: a divergent barrier, or lanes that never meet. Where stands on stderr."""
 
 
+_one_at_a_time = threading.Lock()
+
+
+def _fresh_lock() -> None:
+    """In a forked child, whose parent may have been launching."""
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fresh_lock)
+
+
 def compiler() -> str | None:
     """Path of g++, or None."""
     return shutil.which("g++")
@@ -54,7 +68,10 @@ def sanitizer() -> str | None:
 
 
 class HostKernel:
-    """One kernel as a function on the CPU: fibres switch at barriers and warp operations, so races cannot show."""
+    """One kernel as a function on the CPU: fibres switch at barriers and warp operations, so races cannot show.
+
+    Launches of all threads come one after another: shared memory is a variable of the library.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._launch = library.qsim_emulated_launch
@@ -68,7 +85,9 @@ class HostKernel:
         """
         sizes = [(ctypes.c_uint * 3)(*shape, *(1,) * (3 - len(shape))) for shape in (grid, block)]
         pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
-        if not self._launch(*sizes, dynamic, pointers):
+        with _one_at_a_time:
+            finished = self._launch(*sizes, dynamic, pointers)
+        if not finished:
             raise EmulationError("a block of the kernel did not finish; stderr says which threads wait where")
 
 
@@ -82,20 +101,26 @@ def build(text: str, kernel: str, *, options: Sequence[str] = ()) -> HostKernel:
         raise KernelBuildError("g++ was not found: install a C++ compiler to run kernels on the CPU")
     watched = _SANITIZED if os.environ.get(SANITIZE) else ()
     quiet = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # g++ itself is not watched
-    with tempfile.TemporaryDirectory(prefix="qsim-host-") as folder:
-        here = Path(folder)
-        for header in ("emulation.h", "emulation_words.h"):
-            (here / header).write_text(source(header), encoding="utf-8")
-        (here / "kernel.cu").write_text(text, encoding="utf-8")
-        (here / "driver.cpp").write_text(_DRIVER.format(kernel=kernel), encoding="utf-8")
-        run = subprocess.run(
-            [path, *FLAGS, *watched, *options, "-o", "kernel.so", "driver.cpp"],
-            cwd=here,
-            env=quiet,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if run.returncode != 0:
-            raise KernelBuildError(f"g++ could not build {kernel}:\n{run.stderr}")
-        return HostKernel(ctypes.CDLL(str(here / "kernel.so")))
+    try:
+        with tempfile.TemporaryDirectory(prefix="qsim-host-") as folder:
+            here = Path(folder)
+            for header in ("emulation.h", "emulation_words.h"):
+                (here / header).write_text(source(header), encoding="utf-8")
+            (here / "kernel.cu").write_text(text, encoding="utf-8")
+            (here / "driver.cpp").write_text(_DRIVER.format(kernel=kernel), encoding="utf-8")
+            run = subprocess.run(
+                [path, *FLAGS, *watched, *options, "-o", "kernel.so", "driver.cpp"],
+                cwd=here,
+                env=quiet,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if run.returncode != 0:
+                raise KernelBuildError(f"g++ could not build {kernel}:\n{run.stderr}")
+            return HostKernel(ctypes.CDLL(str(here / "kernel.so")))
+    except OSError as error:
+        raise KernelBuildError(
+            f"{kernel} could not be built or loaded by {path} in {tempfile.gettempdir()}: {error}; TMPDIR must name a "
+            "folder with room where libraries may be loaded from"
+        ) from error

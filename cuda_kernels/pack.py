@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
+from cuda_kernels._layout import contiguous
 from cuda_kernels._place import Place, check_array
 
 PACK = Kernel("pack.cu", "qsim_pack")
@@ -23,7 +24,7 @@ def pack(place: Place, codes: Any) -> Any:
     length = _length(place, codes)
     packed = place.empty((*codes.shape[:-1], -(-length // 2)), "uint8")
     if packed.size:
-        _launch(place, PACK, (place.xp.ascontiguousarray(codes), packed), packed.size, length)
+        _launch(place, PACK, (contiguous(place.xp, codes), packed), packed.size, length)
     return packed
 
 
@@ -33,7 +34,7 @@ def unpack(place: Place, packed: Any, length: int) -> Any:
         raise ValueError(f"length {length} does not fit packed codes of shape {tuple(packed.shape)}")
     codes = place.empty((*packed.shape[:-1], length), "uint8")
     if codes.size:
-        _launch(place, UNPACK, (place.xp.ascontiguousarray(packed), codes), codes.size, length)
+        _launch(place, UNPACK, (contiguous(place.xp, packed), codes), codes.size, length)
     return codes
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._layout import center_layout
+from cuda_kernels._layout import center_layout, contiguous
 from cuda_kernels._place import Place, check_array
 
 OBSERVE = Kernel("reduce.cu", "qsim_observe")
@@ -42,7 +42,7 @@ def observe(place: Place, x: Any, *, lead: int, center: Any = None) -> Seen:
     seen = Seen(xp.zeros(shape, xp.uint32), xp.zeros(shape, xp.uint64), xp.zeros(shape, xp.uint64))
     if x.size:
         sizes = (np.int64(size) for size in (replicas, each, period, stride))
-        place.spread(OBSERVE, each, replicas, (xp.ascontiguousarray(x), center, *seen, *sizes))
+        place.spread(OBSERVE, each, replicas, (contiguous(xp, x), center, *seen, *sizes))
     return seen
 
 
@@ -52,7 +52,7 @@ def sums(place: Place, x: Any, slot_of: Any, slots: int, width: int) -> tuple[An
     rows, length = _check_rows(place, x, slot_of, slots, width)
     top, count = xp.zeros((slots, width), xp.uint32), xp.zeros((slots, width), xp.uint64)
     if x.size:
-        arrays = (xp.ascontiguousarray(x), xp.ascontiguousarray(slot_of), top, count)
+        arrays = (contiguous(xp, x), contiguous(xp, slot_of), top, count)
         place.spread(SUMS_TOP, length, rows, (*arrays, np.int64(rows), np.int64(length), np.int64(width)))
     return top, count
 
@@ -64,7 +64,7 @@ def totals(place: Place, x: Any, slot_of: Any, unit: Any) -> Any:
     rows, length = _check_rows(place, x, slot_of, *unit.shape)
     total = xp.zeros(unit.shape, xp.uint64)
     if x.size:
-        arrays = (xp.ascontiguousarray(x), xp.ascontiguousarray(slot_of), xp.ascontiguousarray(unit), total)
+        arrays = (contiguous(xp, x), contiguous(xp, slot_of), contiguous(xp, unit), total)
         place.spread(SUMS_TOTAL, length, rows, (*arrays, np.int64(rows), np.int64(length), np.int64(unit.shape[1])))
     return total.view(xp.int64)
 

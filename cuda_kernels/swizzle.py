@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
+from cuda_kernels._layout import contiguous
 from cuda_kernels._place import Place, check_array
 
 SWIZZLE = Kernel("swizzle.cu", "qsim_swizzle")
@@ -43,7 +44,7 @@ def _checked(place: Place, array: Any, ndim: int) -> Any:
         raise ValueError(
             f"scales of shape {tuple(array.shape)}; the kernel takes {ndim} {'axis' if ndim == 1 else 'axes'}"
         )
-    return place.xp.ascontiguousarray(array)
+    return contiguous(place.xp, array)
 
 
 def _launch(place: Place, kernel: Kernel, source: Any, target: Any, shape: tuple[int, ...]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
+from cuda_kernels._layout import contiguous
 from cuda_kernels._place import Place, check_array
 from cuda_kernels.blocks import FLOAT32, THREADS, BlockRecipe, chunks, flattened
 
@@ -43,7 +44,7 @@ def dequantize_blocks(
         return out
     own = recipe.rule == FLOAT32
     stored = (scales if own else None, None if own else scales)
-    inputs = [None if a is None else place.xp.ascontiguousarray(a) for a in (codes, *stored, table, tensor)]
+    inputs = [None if a is None else contiguous(place.xp, a) for a in (codes, *stored, table, tensor)]
     shape, block = flattened(shape, block, packed=False, free=True)
     sizes = (np.int64(size) for size in (*shape, *block))
     last = (np.int32(table.size), np.int32(recipe.rule), np.float32(recipe.full_range))

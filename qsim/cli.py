@@ -41,6 +41,11 @@ def main() -> NoReturn:
     except QsimError as error:
         print(f"qsim: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except RuntimeError as error:  # a kernel that could not be built or launched says why
+        if type(error).__module__ != "cuda_kernels":
+            raise
+        print(f"qsim: {error}", file=sys.stderr)
+        sys.exit(UsageError.exit_code)
     except MemoryError as error:  # of a device it says how much was asked for; of this machine it says nothing
         print(f"qsim: {error or 'out of memory: use fewer replicas or smaller tensors'}", file=sys.stderr)
         sys.exit(UsageError.exit_code)

@@ -63,6 +63,9 @@ class Array:
     def astype(self, dtype: Any) -> Array:
         return self._like(self._own.astype(dtype))
 
+    def copy(self) -> Array:
+        return self._like(self._own.copy())
+
     def sum(self) -> Array:
         return self._like(np.asarray(self._own.sum()))
 

@@ -6,9 +6,11 @@ trace records of them - amax, counts, sums - is always numpy, one number a repli
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -25,12 +27,13 @@ from qsim.arrays import F32, F64, U8, U32, AnyArray, frozen
 from qsim.backends.checks import as_float32, lead_shape, matrix_center, mean_shape, rows_of, streams_of
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Finish, Observed
 from qsim.backends.scaling import check_broadcast
+from qsim.checks import whole_number
 from qsim.codec.general_kernels import rules_of
 from qsim.codec.hadamard import FACTORS, checked_signs
-from qsim.codec.inputs import check_stream
+from qsim.codec.inputs import as_array, check_stream
 from qsim.codec.means import Sums, check_count
 from qsim.codec.scaled import BlockCounts, ScaledCodes, ScaleRecipe
-from qsim.codec.scaled.rules import device_numbers
+from qsim.codec.scaled.rules import check_cast, device_numbers
 from qsim.codec.sums_kernels import sums_scale
 from qsim.codec.tables import decode_table
 from qsim.errors import FormatError, UsageError
@@ -46,6 +49,35 @@ if TYPE_CHECKING:
 _COUNTED = ("saturated", "flushed", "nan", "inf")
 
 
+T = TypeVar("T")
+
+
+def _translated(method: Callable[..., T]) -> Callable[..., T]:
+    """``method`` whose launchers refuse in the words of this floor."""
+
+    @functools.wraps(method)
+    def call(self: KernelBackend, *args: Any, **options: Any) -> T:
+        with self._place.room():
+            try:
+                return method(self, *args, **options)
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"backend {self.name}, {method.__name__}: {error}") from error
+
+    return call
+
+
+def _in_words_of_this_floor(kind: type[KernelBackend]) -> type[KernelBackend]:
+    for name in DOORS:
+        setattr(kind, name, _translated(getattr(kind, name)))
+    return kind
+
+
+DOORS = ("quantize", "decode", "observe", "sums", "pack", "unpack", "quantize_blocks", "dequantize_blocks", "matmul",
+         "rotate", "accumulate", "finish")  # fmt: skip
+"""What the protocol asks for."""
+
+
+@_in_words_of_this_floor
 class KernelBackend:
     """Launches of ``cuda_kernels`` at one place; equal to ``OracleBackend`` bit for bit."""
 
@@ -65,11 +97,13 @@ class KernelBackend:
 
     def get(self, x: Any) -> AnyArray:
         """``x`` as a numpy array; see ``Backend.get``."""
-        return x if isinstance(x, np.ndarray) else np.asarray(x.get())
+        if isinstance(x, self.xp.ndarray) and not isinstance(x, np.ndarray):
+            return np.asarray(x.get())
+        return as_array(x, "x")
 
     def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
         """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""
-        own, scale = self._float32(x, "x"), as_float32(scale, "scale")
+        own, scale = self._float32(x, "x"), as_float32(self.get(scale), "scale")
         lead = lead_shape(scale, own)
         spec.fmt.params()  # refuses a format that holds no elements
         replicas = math.prod(lead)
@@ -95,7 +129,7 @@ class KernelBackend:
 
     def decode(self, codes: U8, descale: F32, center: F32 | None, spec: CastSpec) -> F32:
         """RN(RN(value(code) * descale) + center); see ``Backend.decode``."""
-        own, descale = self._codes(codes), as_float32(descale, "descale")
+        own, descale = self._codes(codes), as_float32(self.get(descale), "descale")
         lead_shape(descale, own)
         if spec.fmt.bits < 8 and own.size and isinstance(codes, np.ndarray):
             spec.fmt.check_code(int(codes.max()))
@@ -108,6 +142,8 @@ class KernelBackend:
     def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
         """amax of the residual, counts of NaN and Inf, sums for a mean of x; see ``Backend.observe``."""
         own = self._float32(x, "x")
+        if not 0 <= lead <= min(own.ndim, 1):
+            raise UsageError(f"lead {lead} of x {tuple(own.shape)}: 0 or 1 leading axes are replicas")
         seen = observe(self._place, own, lead=lead, center=self._center(own.shape, center))
         return Observed(
             amax=self.get(seen.top).view(np.float32),
@@ -129,7 +165,7 @@ class KernelBackend:
 
     def unpack(self, packed: U8, length: int) -> U8:
         """Inverse of ``pack``; see ``Backend.unpack``."""
-        own = self._codes(packed)
+        own, length = self._codes(packed), whole_number("length", length)
         if own.ndim == 0 or length < 0 or (length + 1) // 2 != own.shape[-1]:
             raise FormatError(f"length {length} does not fit packed codes of shape {own.shape}")
         return self._back(unpack(self._place, own, length), packed)
@@ -149,7 +185,8 @@ class KernelBackend:
         """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``. Always counts."""
         own = self._matrix(x)
         check_stream(policy, stream, own.size)
-        spread = None if center is None else self.put(matrix_center(center, own))
+        check_cast(recipe, packed=packed, tensor_amax=tensor_amax)
+        spread = None if center is None else self.put(matrix_center(self.get(center), own))
         numbers = device_numbers(recipe)
         given = np.array([tensor_amax], np.float32) if numbers.two_level and tensor_amax is not None else None
         done = quantize_blocks(
@@ -168,7 +205,7 @@ class KernelBackend:
         return ScaledCodes(
             codes=self._back(done.codes, x),
             scales=self._back(done.scales, x),
-            tensor_scale=None if done.tensor is None else self.get(done.tensor).reshape(()),
+            tensor_scale=None if done.tensor is None else np.array(self.get(done.tensor)).reshape(()),
             amax=self.get(done.top).view(np.float32).reshape(()),
             counts=BlockCounts(*counts),
         )
@@ -191,15 +228,14 @@ class KernelBackend:
 
     def matmul(self, a: F32, b: F32) -> F32:
         """The exact sum of products rounded once; see ``Backend.matmul``."""
-        left, right = self._float32(a, "a"), self._float32(b, "b")
-        try:
-            return self._back(matmul(self._place, left, right), a)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        left, right = (x if isinstance(x, self.xp.ndarray) else as_array(x, "an operand") for x in (a, b))
+        if left.dtype != np.float32 or right.dtype != np.float32:
+            raise UsageError(f"matmul of {left.dtype} and {right.dtype}; pass float32 arrays")
+        return self._back(matmul(self._place, self.put(left), self.put(right)), a)
 
     def rotate(self, x: F32, signs: F32, *, back: bool = False) -> F32:
         """The Hadamard rotation of x, or its way back; see ``Backend.rotate``."""
-        own, signs = self._float32(x, "x"), checked_signs(signs)
+        own, signs = self._float32(x, "x"), checked_signs(self.get(signs))
         if own.ndim == 0 or own.shape[-1] % signs.size:
             raise UsageError(
                 f"x of shape {tuple(own.shape)} cannot be rotated in blocks of {signs.size}: its last axis must be a "
@@ -234,7 +270,7 @@ class KernelBackend:
 
     def _float32(self, x: Any, what: str) -> Any:
         """``x`` at the place; FormatError unless it is float32."""
-        array = x if isinstance(x, self.xp.ndarray) else np.asarray(x)
+        array = x if isinstance(x, self.xp.ndarray) else as_array(x, what)
         if array.dtype != np.float32:
             raise FormatError(f"{what} is {array.dtype}; a backend takes float32 (qsim.codec.encode takes the rest)")
         return self.put(array)
@@ -246,7 +282,7 @@ class KernelBackend:
         return own
 
     def _codes(self, codes: Any) -> Any:
-        array = codes if isinstance(codes, self.xp.ndarray) else np.asarray(codes)
+        array = codes if isinstance(codes, self.xp.ndarray) else as_array(codes, "codes")
         if array.dtype != np.uint8:
             raise FormatError(f"codes are {array.dtype}; a backend takes uint8")
         return self.put(array)

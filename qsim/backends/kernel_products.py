@@ -25,7 +25,7 @@ from qsim.codec.tables import decode_table
 from qsim.errors import UsageError
 from qsim.formats import E2M1FN
 from qsim.gemm.exact_scaled import ProductReport, factors_of
-from qsim.gemm.models import TensorCoreModel
+from qsim.gemm.models import MODELS, TensorCoreModel
 from qsim.gemm.products import Accumulator, block_width, chain_scales, check_model, way_of
 from qsim.gemm.scaled import ScaledOperand, check_depths
 
@@ -45,6 +45,7 @@ def accumulate(
     """
     depth = check_depths(a, b)
     how = way_of(how, promote_every, split_k)
+    split_k, promote_every = int(split_k), None if promote_every is None else int(promote_every)
     if how == "exact":
         return _exact(place_of(None), a, b, depth, factors=factors)
     if isinstance(how, str):
@@ -85,10 +86,11 @@ def _by_instruction(
     promote_every: int | None, split_k: int,
 ) -> Accumulator:  # fmt: skip
     check_model(a, b, model)
-    if model.name not in ARCH_OF:
+    changed = ", changed" if model.name in MODELS and MODELS[model.name] != model else ""
+    if model.name not in ARCH_OF or MODELS[model.name] != model:
         raise UsageError(
-            f"model {model.name} has no kernel; kernels have the bits of {', '.join(ARCH_OF)}; the numba backend "
-            "computes every model"
+            f"model {model.name}{changed} has no kernel; kernels have the bits of {', '.join(ARCH_OF)}; the numba "
+            "backend computes every model"
         )
     place, scales = place_of(ARCH_OF[model.name]), None
     if chain_scales(a, b, model, depth, promote_every) is not None:

@@ -18,6 +18,7 @@ from qsim.codec.means import FRACTION_BITS, LOWEST_EXPONENT, Sums, check_count
 from qsim.codec.oracle import decode_scalar, encode_by_policy, place, refusal, round_magnitude
 from qsim.codec.residual import signed_residual
 from qsim.codec.scaled import ScaledCodes, ScaleRecipe, dequantize_oracle, quantize_oracle
+from qsim.codec.scaled.rules import check_cast
 from qsim.errors import FormatError
 from qsim.formats import CastPolicy
 from qsim.philox import RandomStream
@@ -111,6 +112,7 @@ class OracleBackend(HostProducts):
         center: F32 | None = None,
     ) -> ScaledCodes:
         """Codes and scales of a matrix by a scale recipe; see ``Backend.quantize_blocks``. Always counts."""
+        check_cast(recipe, packed=packed, tensor_amax=tensor_amax)
         r = as_matrix(x)
         if center is not None:
             r = signed_residual(r, matrix_center(center, x))

@@ -137,7 +137,8 @@ class _Side:
         assert c is not None, "only a centred operand is asked"
         if self.tensor.center_per_block:
             assert self.tensor.recipe is not None
-            return c.reshape(rows, -1), "block", self.tensor.recipe.block.within((rows, depth))[1]
+            width = self.tensor.recipe.block.within((rows, depth))[1]
+            return c.reshape(rows, -(-depth // width)), "block", width
         if c.size == 1:
             return c.reshape(1, 1), "tensor", 0
         if c.size == depth and c.shape[-1] == depth:

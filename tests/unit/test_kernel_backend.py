@@ -1,16 +1,27 @@
 """The backends of the CUDA texts through the public doors: any recipe, any product, the bits of the CPU."""
 
+import dataclasses
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 import qsim
-from qsim.backends import get_backend
+from cuda_kernels import DeviceMemoryError
+from qsim.backends import CastSpec, get_backend
+from qsim.backends.cuda import CudaBackend
+from qsim.backends.emulated import EmulatedBackend
 from qsim.codec.scaled import SCALE_RECIPES
-from qsim.errors import FormatError, UsageError
+from qsim.errors import BackendError, FormatError, UsageError
+from qsim.formats import FORMATS, POLICIES
 from qsim.gemm import Epilogue
 from qsim.gemm.centred import centred_input_gradient, centred_matmul, centred_weight_gradient
 from qsim.quant.products import scaled_gemm_with_report
 from tests.backends import EACH, EMULATED
+from tests.places import played_device
 
 NUMBA = get_backend("numba")
 
@@ -197,3 +208,92 @@ def test_a_nan_that_a_centre_makes_is_positive_on_every_backend(backend, recipe)
     expected = qsim.encode(np.float32([[nan, nan, -nan, nan, inf, nan]]), SCALE_RECIPES[recipe].fmt, policy=policy)
     assert expected[:, [0, 1, 2, 3, 5]].tobytes() == made.codes[:, [0, 1, 2, 3, 5]].tobytes()
     assert (5, 1) == (made.counts.nan, made.counts.inf)
+
+
+@EMULATED
+def test_a_changed_model_is_no_model_of_a_device(backend):
+    a, b = qsim.quantize(drawn((5, 64), 1), "e4m3"), qsim.quantize(drawn((64, 6), 2), "e4m3", axis=0)
+    for change in ({"fraction": 3}, {"result": 23, "fraction": 25}):
+        changed = dataclasses.replace(qsim.gemm.MODELS["hopper_wgmma"], **change)
+        with pytest.raises(UsageError, match="model hopper_wgmma, changed has no kernel"):
+            qsim.scaled_gemm(a, b, accumulate=changed, backend=backend)
+    both(backend, a, b, accumulate=dataclasses.replace(qsim.gemm.MODELS["hopper_wgmma"]))
+
+
+@EMULATED
+@pytest.mark.parametrize("model", ["hopper_wgmma", "hopper_mma_sync"])
+def test_narrow_integers_cut_k_as_any_other(backend, model):
+    a, b = qsim.quantize(drawn((5, 300), 1), "e4m3"), qsim.quantize(drawn((300, 6), 2), "e4m3", axis=0)
+    for split_k, promote in ((np.int8(2), None), (np.uint8(3), np.int8(64)), (np.int8(1), np.uint8(128))):
+        both(backend, a, b, accumulate=model, split_k=split_k, promote_every=promote)
+
+
+@pytest.mark.usefixtures("gpp")
+def test_threads_at_once_get_the_bits_of_one():
+    backend, x = get_backend("emulated"), drawn((20, 70), 1)
+    codes = NUMBA.quantize(x, np.float32(3), None, CastSpec(fmt=FORMATS["float8_e4m3fn"], policy=POLICIES["ocp"])).codes
+    spec = CastSpec(fmt=FORMATS["float8_e4m3fn"], policy=POLICIES["ocp"])
+    jobs = [lambda: backend.matmul(x, x.T), lambda: backend.decode(codes, np.float32(0.5), None, spec)]
+    expected = [job().tobytes() for job in jobs]
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda i: jobs[i % 2]().tobytes(), range(40)))
+    assert expected * 20 == made
+
+
+@EACH
+def test_packed_codes_of_eight_bits_and_an_amax_that_is_none_are_refused(backend):
+    x, policy = drawn((2, 32), 1), POLICIES["ocp"]
+    with pytest.raises(FormatError, match="packed=True needs 4-bit codes"):
+        backend.quantize_blocks(x, SCALE_RECIPES["mxfp8_floor"], policy, packed=True)
+    for wrong in (np.nan, -1.0, np.inf):
+        with pytest.raises(UsageError, match="is no finite magnitude"):
+            backend.quantize_blocks(x, SCALE_RECIPES["nvfp4_exact"], policy, tensor_amax=np.float32(wrong))
+
+
+@EMULATED
+def test_a_wrong_kind_is_a_usage_error_and_an_address_is_none(backend):
+    with pytest.raises(UsageError, match="lead 2 of x"):
+        backend.observe(drawn((2, 3), 1), None, lead=2, mean_axes=None)
+    with pytest.raises(UsageError, match="matmul of float64"):
+        backend.matmul(np.zeros((2, 2)), np.zeros((2, 2), np.float32))
+    with pytest.raises(UsageError, match="length"):
+        backend.unpack(np.zeros((2, 2), np.uint8), "3")
+    room = np.zeros(6 * 64 * 4 + 1, np.uint8)[1:].view(np.float32).reshape(6, 64)  # no float32 begins there
+    room[...] = drawn((6, 64), 1)
+    plain = room.copy()
+    assert same(NUMBA.matmul(plain, plain.T), backend.matmul(room, room.T))
+    recipe = SCALE_RECIPES["mxfp4_even"]
+    made = backend.quantize_blocks(room, recipe, POLICIES["ocp"])
+    assert same(NUMBA.quantize_blocks(plain, recipe, POLICIES["ocp"]).codes, made.codes)
+
+
+def test_a_product_with_no_columns_and_a_block_centre_is_empty():
+    a = qsim.quantize(np.ones((2, 32), np.float32), "mxfp8_floor")
+    b = qsim.quantize(np.ones((32, 0), np.float32), "mxfp8_floor", axis=0, center="block")
+    assert (2, 0) == qsim.scaled_gemm(a, b).shape
+
+
+def test_no_room_within_a_launcher_is_a_device_memory_error(monkeypatch):
+    monkeypatch.setattr("qsim.backends.cuda.nvrtc_version", lambda: "played")
+    backend = CudaBackend(played_device(monkeypatch, room=2000))
+    x = backend.put(drawn((20, 20), 1))
+    assert backend.observe(x, None, lead=1, mean_axes=None).amax.shape == (20,)
+    backend.xp.room = 1000  # a launcher's own copy finds none
+    with pytest.raises(DeviceMemoryError, match=r"out of device memory: .* use fewer replicas"):
+        backend.observe(x.swapaxes(0, 1), None, lead=1, mean_axes=None)
+
+
+@pytest.mark.parametrize("body", ["exit 1", "true"])
+def test_a_compiler_that_does_not_work_is_one_line(tmp_path, monkeypatch, body):
+    (tmp_path / "g++").write_text(f"#!/bin/sh\n{body}\n")
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(BackendError, match=r"backend emulated: .*g\+\+"):
+        EmulatedBackend()
+    done = subprocess.run(
+        [sys.executable, "-m", "qsim", "run", "D01", "--backend", "emulated", "--steps", "3"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("qsim: backend emulated: ")
+    assert "Traceback" not in done.stderr

@@ -14,7 +14,7 @@ from qsim.codec.scaled import decode_kernels, measure_kernels
 from qsim.codec.scaled.blocks import BlockCast
 from qsim.codec.scaled.recipes import Float32Scale, ScaleRecipe, TwoLevelScale
 from qsim.codec.scaled.result import BlockCounts, ScaledCodes
-from qsim.codec.scaled.rules import decode_operands, rule_of
+from qsim.codec.scaled.rules import check_cast, decode_operands, rule_of
 from qsim.codec.tables import decode_table
 from qsim.codec.threads import in_chunks
 from qsim.formats import CastPolicy, RoundMode
@@ -69,6 +69,7 @@ def quantize_matrix(
     if two_level:
         g = amax_of(x, center) if tensor_amax is None else tensor_amax
     check_stream(policy, stream, x.size)
+    check_cast(recipe, packed=packed, tensor_amax=tensor_amax)
     shape = (x.shape[0], x.shape[1])
     resolved = policy.codes(recipe.fmt)
     usual = policy.rounding is RoundMode.TIES_TO_EVEN and not (resolved.refuses_nan or resolved.refuses_overflow)

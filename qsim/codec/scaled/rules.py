@@ -21,6 +21,7 @@ from qsim.codec.scaled.recipes import (
 from qsim.codec.scaled.result import ScaledCodes
 from qsim.codec.scaled.scale_kernels import EXACT_RULE
 from qsim.codec.tables import decode_table, encoder_table
+from qsim.errors import FormatError, UsageError
 from qsim.formats import E4M3FN, E8M0FNU, POLICIES, CastPolicy, FloatFormat
 
 if TYPE_CHECKING:
@@ -86,6 +87,14 @@ def device_numbers(recipe: ScaleRecipe) -> BlockRecipe:
         scale_max=two.scale_max if two else 0,
         full_range=two.full_range if two else 0,
     )
+
+
+def check_cast(recipe: ScaleRecipe, *, packed: bool, tensor_amax: np.float32 | None) -> None:
+    """FormatError: packed codes of another width than four bits; UsageError: a tensor_amax that is no magnitude."""
+    if packed and recipe.fmt.codes_per_byte != 2:
+        raise FormatError(f"packed=True needs 4-bit codes; {recipe.name} has {recipe.fmt.bits} bits a code")
+    if tensor_amax is not None and not (np.isfinite(tensor_amax) and tensor_amax >= 0):
+        raise UsageError(f"tensor_amax {tensor_amax} is no finite magnitude; leave it out, or pass the largest |x|")
 
 
 @functools.cache
