@@ -32,6 +32,7 @@ from cuda_kernels.encode import encode
 from cuda_kernels.fp4_blocks import fp4_blocks
 from cuda_kernels.fp4_sums import fp4_sums
 from cuda_kernels.fp8_wgmma import fp8_wgmma
+from qsim.codec.general import rule_words
 from qsim.codec.scaled import SCALE_RECIPES
 from qsim.codec.scaled.rules import device_numbers
 from qsim.codec.tables import decode_table
@@ -40,7 +41,6 @@ from qsim.sweep.cell import Cell, ScheduleParams, WorkloadParams
 from qsim.sweep.run import replay_cell
 from tests.backends import PLAYED
 from tests.places import CHOICE, place
-from tests.unit.test_cuda_cast import rules
 from tests.unit.test_cuda_encode import params
 
 ROUNDS, WARM_UP = 20, 3
@@ -105,7 +105,7 @@ def of_memory(bench: Bench) -> Iterator[Row]:
     x, codes = bench.random(n), here.empty(n, "uint8")
     target = here.empty(n, "float32")
     copied = 8 * n / bench.seconds(lambda: target.__setitem__(slice(None), x))
-    constants, own = params(fmt, POLICIES["ocp"]), here.upload(rules(fmt, POLICIES["ocp"]))
+    constants, own = params(fmt, POLICIES["ocp"]), here.upload(rule_words(fmt, POLICIES["ocp"]))
     table, scale = here.upload(decode_table(fmt)), here.upload(np.float32([3.0]))
     columns = 128
     matrix = x[: n // columns * columns].reshape(-1, columns)
@@ -114,7 +114,7 @@ def of_memory(bench: Bench) -> Iterator[Row]:
         "cast E4M3: scale, amax, counts": (5, None, lambda: cast(here, x.reshape(1, n), own, scale=scale)),
         "decode E4M3": (5, None, lambda: decode(here, codes, table)),
     }
-    nearest = here.upload(rules(FORMATS["float4_e2m1fn"], POLICIES["ocp"]))
+    nearest = here.upload(rule_words(FORMATS["float4_e2m1fn"], POLICIES["ocp"]))
     for name, each in (("mxfp4_rceil", 4.5 + 1 / 32), ("nvfp4_te", 8.5 + 1 / 16)):  # of which NVFP4 reads twice
         recipe = device_numbers(SCALE_RECIPES[name])
         run = functools.partial(quantize_blocks, here, matrix, nearest, recipe, packed=True)

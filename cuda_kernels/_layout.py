@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 TILE = 64
 """Outputs along a side of a tile of ``tile.cuh``."""
@@ -21,6 +23,39 @@ def center_layout(xp: Any, shape: tuple[int, ...], center: Any, lead: int) -> tu
         periodic = _periodic(shape, shape, lead)
         assert periodic is not None
     return contiguous(xp, center), *periodic
+
+
+class Replicas(NamedTuple):
+    """A tensor as replicas: their axes, number and elements; the centre beside it as ``center_layout`` has it."""
+
+    lead: tuple[int, ...]
+    number: int
+    each: int
+    center: Any
+    period: int
+    stride: int
+
+    @property
+    def sizes(self) -> tuple[np.int64, ...]:
+        """As kernels take them: replicas, elements of each, period and stride of the centre."""
+        return tuple(np.int64(size) for size in (self.number, self.each, self.period, self.stride))
+
+
+def replicas(xp: Any, what: str, x: Any, by: str, factor: Any, center: Any) -> Replicas:
+    """Of x [lead + rest], factor [lead], zero or one axis, or None, and a centre or None. ValueError otherwise."""
+    lead = () if factor is None else tuple(factor.shape)
+    if len(lead) > 1 or tuple(x.shape[: len(lead)]) != lead:
+        raise ValueError(f"{by} of shape {lead} is not the leading axis of {what} {tuple(x.shape)}")
+    return replicas_of(xp, x, len(lead), center)
+
+
+def replicas_of(xp: Any, x: Any, lead: int, center: Any) -> Replicas:
+    """Of x with ``lead`` leading replica axes."""
+    shape = tuple(x.shape)
+    period = stride = 1
+    if center is not None:
+        center, period, stride = center_layout(xp, shape, center, lead)
+    return Replicas(shape[:lead], math.prod(shape[:lead]), math.prod(shape[lead:]), center, period, stride)
 
 
 def _periodic(x: Sequence[int], center: Sequence[int], lead: int) -> tuple[int, int] | None:

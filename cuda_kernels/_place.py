@@ -25,8 +25,6 @@ POISON = 0xEE
 
 _MOST_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
-_LESS = "use fewer replicas, smaller tensors, or the numba backend"
-
 _NUMBERS: dict[str, Any] = {
     "int32": ctypes.c_int,
     "uint32": ctypes.c_uint,
@@ -165,34 +163,25 @@ class Device:
     def empty(self, shape: int | tuple[int, ...], dtype: str) -> Any:
         """Uninitialised."""
         shape = (shape,) if isinstance(shape, int) else shape
-        with self._room_for(shape, dtype):
+        with self.room(_asked(shape, dtype)):
             return self.cupy.empty(shape, dtype)
 
     def upload(self, array: Any) -> Any:
         """A copy on the device."""
-        with self._room_for(array.shape, str(array.dtype)):
+        with self.room(_asked(array.shape, str(array.dtype))):
             return self.cupy.asarray(array)
 
     @contextmanager
-    def room(self) -> Iterator[None]:
-        """See ``Place.room``."""
+    def room(self, asked: str = "") -> Iterator[None]:
+        """See ``Place.room``. asked: the bytes, where they are known."""
         try:
             yield
         except self.cupy.cuda.memory.OutOfMemoryError as cause:
             free, total = self.cupy.cuda.runtime.memGetInfo()
+            words = asked or str(cause) or "an array within a launcher"
             raise DeviceMemoryError(
-                f"out of device memory: {cause or 'no room'}; {free} of {total} bytes are free; {_LESS}"
-            ) from cause
-
-    @contextmanager
-    def _room_for(self, shape: tuple[int, ...], dtype: str) -> Iterator[None]:
-        try:
-            yield
-        except self.cupy.cuda.memory.OutOfMemoryError as cause:
-            free, total = self.cupy.cuda.runtime.memGetInfo()
-            size = math.prod(shape) * np.dtype(dtype).itemsize
-            raise DeviceMemoryError(
-                f"out of device memory: {size} bytes for {dtype}{list(shape)}, {free} of {total} are free; {_LESS}"
+                f"out of device memory: {words}, {free} of {total} are free; "
+                "use fewer replicas, smaller tensors, or the numba backend"
             ) from cause
 
     def tensor_map(self, array: Any, box: tuple[int, int]) -> TensorMap:
@@ -238,6 +227,11 @@ def cupy_with_device() -> Any:
     return cupy
 
 
+def at(place: Place, array: Any) -> Any:
+    """``array`` at the place: itself where it is the place's, else uploaded."""
+    return array if isinstance(array, place.xp.ndarray) else place.upload(np.asarray(array))
+
+
 def check_array(place: Place, what: str, array: Any, dtype: str, *, optional: bool = False) -> None:
     """TypeError unless ``array`` is the place's and of ``dtype``; None passes where it is ``optional``."""
     if optional and array is None:
@@ -245,6 +239,10 @@ def check_array(place: Place, what: str, array: Any, dtype: str, *, optional: bo
     if not (isinstance(array, place.xp.ndarray) and array.dtype == np.dtype(dtype)):
         kind = f"{type(array).__module__}.{type(array).__name__} of {getattr(array, 'dtype', 'no dtype')}"
         raise TypeError(f"{what} is {kind}; the kernel takes a {place.xp.__name__} array of {dtype}")
+
+
+def _asked(shape: tuple[int, ...], dtype: str) -> str:
+    return f"{math.prod(shape) * np.dtype(dtype).itemsize} bytes for {dtype}{list(shape)}"
 
 
 def _host_argument(arg: Any) -> Any:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._layout import center_layout, contiguous
+from cuda_kernels._layout import contiguous, replicas
 from cuda_kernels._place import Place, check_array
 
 CAST = Kernel("cast.cu", "qsim_cast", prelude=("groups.cuh", "codec.cuh"))
@@ -37,19 +34,12 @@ def cast(place: Place, x: Any, rules: Any, *, scale: Any = None, center: Any = N
     check_array(place, "scale", scale, "float32", optional=True)
     check_array(place, "center", center, "float32", optional=True)
     check_array(place, "streams", streams, "uint32", optional=True)
-    lead = () if scale is None else tuple(scale.shape)
-    if len(lead) > 1 or tuple(x.shape[: len(lead)]) != lead:
-        raise ValueError(f"scale of shape {lead} is not the leading axis of x {tuple(x.shape)}")
-    replicas, each = math.prod(lead), math.prod(x.shape[len(lead) :])
-    if rules.shape != (RULES,) or (streams is not None and streams.shape != (replicas, 5)):
-        raise ValueError(f"rules take {RULES} numbers, and streams 5 for each of {replicas} replicas")
-    period = stride = 1
-    if center is not None:
-        center, period, stride = center_layout(xp, tuple(x.shape), center, len(lead))
-    codes, top = place.empty(tuple(x.shape), "uint8"), xp.zeros(lead, xp.uint32)
-    counts = xp.zeros((*lead, 5), xp.uint64)
+    own = replicas(xp, "x", x, "scale", scale, center)
+    if rules.shape != (RULES,) or (streams is not None and streams.shape != (own.number, 5)):
+        raise ValueError(f"rules take {RULES} numbers, and streams 5 for each of {own.number} replicas")
+    codes, top = place.empty(tuple(x.shape), "uint8"), xp.zeros(own.lead, xp.uint32)
+    counts = xp.zeros((*own.lead, 5), xp.uint64)
     if x.size:
-        inputs = [None if a is None else contiguous(xp, a) for a in (x, scale, center, streams, rules)]
-        sizes = (np.int64(size) for size in (replicas, each, period, stride))
-        place.spread(CAST, -(-each // 4), replicas, (*inputs, codes, top, counts, *sizes))
+        inputs = [None if a is None else contiguous(xp, a) for a in (x, scale, own.center, streams, rules)]
+        place.spread(CAST, -(-own.each // 4), own.number, (*inputs, codes, top, counts, *own.sizes))
     return Casted(codes, top, counts)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._layout import center_layout, contiguous
+from cuda_kernels._layout import contiguous, replicas
 from cuda_kernels._place import Place, check_array
 
 DECODE = Kernel("decode.cu", "qsim_decode", prelude=("groups.cuh",))
@@ -26,18 +25,11 @@ def decode(place: Place, codes: Any, table: Any, *, descale: Any = None, center:
     check_array(place, "table", table, "float32")
     check_array(place, "descale", descale, "float32", optional=True)
     check_array(place, "center", center, "float32", optional=True)
-    lead = () if descale is None else tuple(descale.shape)
-    if len(lead) > 1 or tuple(codes.shape[: len(lead)]) != lead:
-        raise ValueError(f"descale of shape {lead} is not the leading axis of codes {tuple(codes.shape)}")
+    own = replicas(xp, "codes", codes, "descale", descale, center)
     if table.ndim != 1 or not 1 <= table.size <= 256:
         raise ValueError(f"table of shape {tuple(table.shape)}; it has one value a code, at most 256")
-    replicas, each = math.prod(lead), math.prod(codes.shape[len(lead) :])
-    period = stride = 1
-    if center is not None:
-        center, period, stride = center_layout(xp, tuple(codes.shape), center, len(lead))
     out = place.empty(tuple(codes.shape), "float32")
     if codes.size:
-        inputs = [None if a is None else contiguous(xp, a) for a in (codes, table, descale, center)]
-        sizes = (np.int64(size) for size in (replicas, each, period, stride, table.size))
-        place.spread(DECODE, -(-each // 16), replicas, (*inputs, out, *sizes))
+        inputs = [None if a is None else contiguous(xp, a) for a in (codes, table, descale, own.center)]
+        place.spread(DECODE, -(-own.each // 16), own.number, (*inputs, out, *own.sizes, np.int64(table.size)))
     return out

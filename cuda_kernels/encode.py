@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._layout import center_layout, contiguous
+from cuda_kernels._layout import contiguous, replicas
 from cuda_kernels._place import Place, check_array
 
 KERNEL = "qsim_encode"
@@ -46,21 +45,15 @@ def encode(
     check_array(place, "scale", scale, "float32", optional=True)
     check_array(place, "center", center, "float32", optional=True)
     check_array(place, "out", out, "uint8", optional=True)
-    lead = () if scale is None else tuple(scale.shape)
-    if len(lead) > 1 or tuple(x.shape[: len(lead)]) != lead:
-        raise ValueError(f"scale of shape {lead} is not the leading axis of x {tuple(x.shape)}")
+    own = replicas(xp, "x", x, "scale", scale, center)
     if out is None:
         out = place.empty(tuple(x.shape), "uint8")
     elif out.shape != x.shape or not out.flags.c_contiguous:
         raise ValueError(f"out of shape {tuple(out.shape)}: it must be contiguous and of x's, {tuple(x.shape)}")
-    replicas, each = math.prod(lead), math.prod(x.shape[len(lead) :])
-    period = stride = 1
-    if center is not None:
-        center, period, stride = center_layout(xp, tuple(x.shape), center, len(lead))
     if x.size:
-        inputs = [None if a is None else contiguous(xp, a) for a in (x, scale, center)]
-        sizes = (np.int64(size) for size in (replicas, each, period, stride))
-        place.spread(ENCODE, -(-each // 4), replicas, (*inputs, out, *sizes, *(np.int32(value) for value in params)))
+        inputs = [None if a is None else contiguous(xp, a) for a in (x, scale, own.center)]
+        numbers = (np.int32(value) for value in params)
+        place.spread(ENCODE, -(-own.each // 4), own.number, (*inputs, out, *own.sizes, *numbers))
     return out
 
 

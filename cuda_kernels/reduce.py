@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cuda_kernels._kernel import Kernel
-from cuda_kernels._layout import center_layout, contiguous
+from cuda_kernels._layout import contiguous, replicas_of
 from cuda_kernels._place import Place, check_array
 
 OBSERVE = Kernel("reduce.cu", "qsim_observe")
@@ -34,15 +33,10 @@ def observe(place: Place, x: Any, *, lead: int, center: Any = None) -> Seen:
     check_array(place, "center", center, "float32", optional=True)
     if lead not in (0, 1) or x.ndim < lead:
         raise ValueError(f"lead {lead} of x {tuple(x.shape)}: 0 or 1 leading axes are replicas")
-    shape = tuple(x.shape[:lead])
-    replicas, each = math.prod(shape), math.prod(x.shape[lead:])
-    period = stride = 1
-    if center is not None:
-        center, period, stride = center_layout(xp, tuple(x.shape), center, lead)
-    seen = Seen(xp.zeros(shape, xp.uint32), xp.zeros(shape, xp.uint64), xp.zeros(shape, xp.uint64))
+    own = replicas_of(xp, x, lead, center)
+    seen = Seen(*(xp.zeros(own.lead, kind) for kind in (xp.uint32, xp.uint64, xp.uint64)))
     if x.size:
-        sizes = (np.int64(size) for size in (replicas, each, period, stride))
-        place.spread(OBSERVE, each, replicas, (contiguous(xp, x), center, *seen, *sizes))
+        place.spread(OBSERVE, own.each, own.number, (contiguous(xp, x), own.center, *seen, *own.sizes))
     return seen
 
 

@@ -16,7 +16,7 @@ def mutant(
     monkeypatch: Any, kernel: Kernel, file: str = "", old: str = "", new: str = "", *, drop: str = "",
     options: Sequence[str] = (),
 ) -> Given:  # fmt: skip
-    """A place that runs ``kernel``, ``old`` of the text ``file`` replaced by ``new``; without a file as it is.
+    """A place where ``kernel`` has ``new`` for ``old`` in the text ``file`` (none: as it is), and any other as ever.
 
     drop: a pattern of text that this kernel does not need, so that it is built faster.
     """
@@ -27,5 +27,7 @@ def mutant(
         own = own.replace(old, new) if name == file else own
         return re.sub(drop, "", own) if drop else own
 
-    monkeypatch.setattr(kernels, "source", text)
-    return Given(made=host.build(kernel.text, kernel.entry, options=("-O1", *options)))
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "source", text)
+        made = host.build(kernel.text, kernel.entry, options=("-O1", *options))
+    return Given(made=made, entry=kernel.entry)

@@ -30,7 +30,7 @@ from cuda_kernels.pack import pack, unpack
 from cuda_kernels.reduce import observe, sums, totals
 from cuda_kernels.swizzle import swizzle, unswizzle
 from cuda_kernels.unblocks import dequantize_blocks
-from qsim.codec.general_kernels import rules_of
+from qsim.codec.general import rule_words
 from qsim.codec.scaled import SCALE_RECIPES
 from qsim.codec.scaled.rules import device_numbers
 from qsim.formats import FORMATS, POLICIES
@@ -68,7 +68,7 @@ def _encode(given: Inputs) -> None:
 
 def _cast(given: Inputs) -> None:
     policy = POLICIES["ocp"].with_choices(rounding="stochastic", random_bits=7)
-    rules = own(np.array([int(v) for v in rules_of(FMT, policy, np.uint32)], np.uint32))
+    rules = own(rule_words(FMT, policy))
     for center in given.centres:
         launch(cast, given.x, rules, scale=given.row, center=center, streams=given.streams)
 
@@ -84,7 +84,7 @@ RECIPES = ("float4_e2m1fn", "float4_e2m1fn_row", "float4_e2m1fn_col", "float4_e2
 
 def _blocks(given: Inputs) -> None:
     policy = POLICIES["ocp"].with_choices(rounding="stochastic")
-    rules = own(np.array([int(v) for v in rules_of(FORMATS["float4_e2m1fn"], policy, np.uint32)], np.uint32))
+    rules = own(rule_words(FORMATS["float4_e2m1fn"], policy))
     for i, name in enumerate(RECIPES):
         recipe, center = device_numbers(SCALE_RECIPES[name]), given.centres[(i + given.shape[1]) % 4]
         launch(quantize_blocks, given.x, rules, recipe, center=center, stream=given.streams[0], packed=i % 2 == 1)
@@ -141,7 +141,7 @@ def _fp8_mma(given: Inputs) -> None:
 
 
 def _epilogue(given: Inputs) -> None:
-    rules = own(np.array([int(v) for v in rules_of(FMT, POLICIES["ocp"], np.uint32)], np.uint32))
+    rules = own(rule_words(FMT, POLICIES["ocp"]))
     column, flat = own(given.x[0]), own(given.x.reshape(-1)[:1])
     for plane in (given.x, column, own(given.x[:, :1]), flat):
         for out in (*OUTPUTS, "codes"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from cuda_kernels import DeviceUnavailableError, KernelBuildError
 from cuda_kernels._kernel import keep_cubins_in
 from cuda_kernels._nvrtc import nvrtc_version
-from cuda_kernels._place import Device, Place, device
+from cuda_kernels._place import Device, device
 from qsim._paths import cache_dir
 from qsim.backends.kernel_backend import KernelBackend
-from qsim.errors import BackendError, UsageError
+from qsim.errors import BackendError
 
 
 class CudaBackend(KernelBackend):
@@ -24,10 +24,3 @@ class CudaBackend(KernelBackend):
             raise BackendError(f"backend cuda: {error}; python -m qsim doctor says what works here") from error
         keep_cubins_in(cache_dir() / "cubins")
         super().__init__(own)
-
-    def _place_of(self, arch: str | None) -> Place:
-        if arch not in (None, self._place.arch):
-            raise UsageError(
-                f"that model is of {arch} and this device is {self._place.arch}; the numba backend computes every model"
-            )
-        return self._place

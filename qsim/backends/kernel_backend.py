@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
-from cuda_kernels._place import Place
+from cuda_kernels._place import Place, at
 from cuda_kernels.blocks import quantize_blocks
 from cuda_kernels.cast import cast
 from cuda_kernels.decode import decode
@@ -23,12 +22,12 @@ from cuda_kernels.hadamard import hadamard
 from cuda_kernels.pack import pack, unpack
 from cuda_kernels.reduce import observe, sums, totals
 from cuda_kernels.unblocks import dequantize_blocks
-from qsim.arrays import F32, F64, U8, U32, AnyArray, frozen
+from qsim.arrays import F32, F64, U8, U32, AnyArray
 from qsim.backends.checks import as_float32, lead_shape, matrix_center, mean_shape, rows_of, streams_of
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Finish, Observed
 from qsim.backends.scaling import check_broadcast
 from qsim.checks import whole_number
-from qsim.codec.general_kernels import rules_of
+from qsim.codec.general import rule_words
 from qsim.codec.hadamard import FACTORS, checked_signs
 from qsim.codec.inputs import as_array, check_stream
 from qsim.codec.means import Sums, check_count
@@ -37,7 +36,7 @@ from qsim.codec.scaled.rules import check_cast, device_numbers
 from qsim.codec.sums_kernels import sums_scale
 from qsim.codec.tables import decode_table
 from qsim.errors import FormatError, UsageError
-from qsim.formats import CastPolicy, FloatFormat
+from qsim.formats import CastPolicy
 from qsim.philox import RandomStream
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class KernelBackend:
 
     def put(self, x: AnyArray) -> Any:
         """``x`` where the kernels run; see ``Backend.put``."""
-        return x if isinstance(x, self.xp.ndarray) else self._place.upload(np.asarray(x))
+        return at(self._place, x)
 
     def get(self, x: Any) -> AnyArray:
         """``x`` as a numpy array; see ``Backend.get``."""
@@ -111,7 +110,7 @@ class KernelBackend:
         done = cast(
             self._place,
             own,
-            self.put(_rules(spec.fmt, spec.policy)),
+            self.put(rule_words(spec.fmt, spec.policy)),
             scale=self.put(scale),
             center=self._center(own.shape, center),
             streams=self.put(_words(streams)) if streams else None,
@@ -192,7 +191,7 @@ class KernelBackend:
         done = quantize_blocks(
             self._place,
             own,
-            self.put(_rules(recipe.fmt, policy)),
+            self.put(rule_words(recipe.fmt, policy)),
             numbers,
             center=spread,
             stream=None if stream is None else self.put(_words([stream])[0]),
@@ -263,8 +262,12 @@ class KernelBackend:
         return finish(self, self._place, acc, row, column, epilogue, how)
 
     def _place_of(self, arch: str | None) -> Place:
-        """The place that has the instructions of ``arch``; UsageError where there is none."""
-        raise NotImplementedError
+        """The place that has the instructions of ``arch``, None for any; UsageError where it is another."""
+        if arch not in (None, self._place.arch):
+            raise UsageError(
+                f"that model is of {arch} and this device is {self._place.arch}; the numba backend computes every model"
+            )
+        return self._place
 
     # ---- steps of the above ----------------------------------------------------------------------------------
 
@@ -330,11 +333,6 @@ class KernelBackend:
         given["center"] = None if given["center"] is None else self.get(self.put(given["center"]))
         NumbaBackend().quantize_blocks(self.get(self.put(x)), recipe, policy, **given)
         raise AssertionError("the kernel refused what the CPU backend takes")
-
-
-@lru_cache(maxsize=256)
-def _rules(fmt: FloatFormat, policy: CastPolicy) -> U32:
-    return frozen(np.array([int(v) for v in rules_of(fmt, policy, np.uint32)], np.uint32))
 
 
 def _words(streams: list[RandomStream]) -> U32:

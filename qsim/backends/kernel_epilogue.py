@@ -10,7 +10,7 @@ from cuda_kernels._place import Place
 from cuda_kernels.epilogue import epilogue as launch
 from qsim.arrays import F32, F64, U32, AnyArray
 from qsim.backends.protocol import Finish
-from qsim.codec.general_kernels import rules_of
+from qsim.codec.general import rule_words
 from qsim.formats import FORMATS, get_policy
 from qsim.gemm.epilogue import WIDE_OUTPUTS, Epilogue, fitted, number, output, output_name
 
@@ -43,7 +43,7 @@ def finish(
     name, scale = output_name(how.out_dtype), number(epilogue.scale_d, "scale_d")
     if name == "float32" or (name in WIDE_OUTPUTS and scale != 1):  # the latter is refused there
         return y, output(y, how.out_dtype, epilogue)
-    codes = {} if name in WIDE_OUTPUTS else {"rules": backend.put(_rules(name, epilogue.overflow)), "scale_d": scale}
+    codes = {} if name in WIDE_OUTPUTS else {"rules": backend.put(_rules_of(name, epilogue.overflow)), "scale_d": scale}
     made = launch(place, done.out, order="exact", out="codes" if codes else name, nan=how.nan, **codes)
     if int(backend.get(made.refused)):
         return y, output(y, how.out_dtype, epilogue)  # says which
@@ -51,7 +51,7 @@ def finish(
     return y, d.view(np.float16) if name == "float16" else d
 
 
-def _rules(name: str, overflow: str) -> U32:
+def _rules_of(name: str, overflow: str) -> U32:
     fmt = FORMATS[name]
     policy = get_policy("ocp").for_format(fmt, rounding=None, overflow=overflow, nan=None, missing_nan=None)
-    return np.array([int(v) for v in rules_of(fmt, policy, np.uint32)], np.uint32)
+    return rule_words(fmt, policy)

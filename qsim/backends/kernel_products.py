@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cuda_kernels._place import Place
+from cuda_kernels._place import Place, at
 from cuda_kernels.exact import Operand, Summed, exact_product_summed, product_of_sums
 from cuda_kernels.fp4_blocks import BLOCKS, fp4_blocks
 from cuda_kernels.fp4_sums import MAX_DEPTH, fp4_sums
@@ -69,9 +69,9 @@ def _exact(place: Place, a: ScaledOperand, b: ScaledOperand, depth: int, *, fact
 def _per_block(place: Place, a: ScaledOperand, b: ScaledOperand, depth: int) -> Accumulator:
     width = block_width(a, b, depth)
     if _is_fp4_in_blocks(a) and _is_fp4_in_blocks(b) and depth <= MAX_DEPTH:
-        left, right = (pack(place, _at(place, x.codes)) for x in (a, b))
+        left, right = (pack(place, at(place, x.codes)) for x in (a, b))
         acc = fp4_blocks(
-            place, left, right, depth, _at(place, a.scale_codes), _at(place, b.scale_codes),
+            place, left, right, depth, at(place, a.scale_codes), at(place, b.scale_codes),
             kinds=(_KINDS[str(a.scale_format)], _KINDS[str(b.scale_format)]), extents=(a.extent[0], b.extent[0]),
         )  # fmt: skip
         report = ProductReport(path="INT8 tensor cores, block by block", outputs=int(acc.size))
@@ -101,7 +101,7 @@ def _by_instruction(
         raise UsageError(f"promote_every {promote_every} cuts an instruction; choose a multiple of {model.step}")
     run = fp8_wgmma if model.name == WGMMA_MODEL else fp8_mma
     acc = run(
-        place, _at(place, a.codes), _at(place, b.codes), formats=(a.fmt.name, b.fmt.name), promote_every=promote_every,
+        place, at(place, a.codes), at(place, b.codes), formats=(a.fmt.name, b.fmt.name), promote_every=promote_every,
         split_k=split_k, scales=scales,
     )  # fmt: skip
     path = f"model {model.name}, by {'wgmma' if run is fp8_wgmma else 'mma.sync'}"
@@ -115,8 +115,8 @@ def _is_fp4_in_blocks(x: ScaledOperand) -> bool:
 
 def _operand(place: Place, x: ScaledOperand, row: Any) -> Operand:
     block = None if x.block is None else _float32(place, x.block)
-    values = _at(place, decode_table(x.fmt))
-    return Operand(_at(place, x.codes), values, block, x.extent, None if row is None else _at(place, row))
+    values = at(place, decode_table(x.fmt))
+    return Operand(at(place, x.codes), values, block, x.extent, None if row is None else at(place, row))
 
 
 def _report(summed: Summed, path: str) -> ProductReport:
@@ -126,8 +126,4 @@ def _report(summed: Summed, path: str) -> ProductReport:
 
 def _float32(place: Place, scales: Any) -> Any:
     """Scales of blocks, which are float32 numbers."""
-    return _at(place, np.asarray(scales, np.float32))
-
-
-def _at(place: Place, array: Any) -> Any:
-    return array if isinstance(array, place.xp.ndarray) else place.upload(np.ascontiguousarray(array))
+    return at(place, np.asarray(scales, np.float32))

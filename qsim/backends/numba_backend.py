@@ -23,7 +23,7 @@ from qsim.backends.checks import (
     rows_without_partner,
     streams_of,
 )
-from qsim.backends.host_products import HostProducts
+from qsim.backends.host import HostBackend
 from qsim.backends.parts import Part, for_each_part
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
 from qsim.backends.scaling import count, finite_amax, residual, scaled
@@ -47,23 +47,10 @@ _NOTHING_TO_SUBTRACT = np.zeros((1, 1), np.float32)
 _NOTHING_TO_ADD = np.full((1, 1), -0.0, np.float32)
 
 
-class NumbaBackend(HostProducts):
+class NumbaBackend(HostBackend):
     """Fused kernels, large arrays on several threads; equal to ``OracleBackend`` bit for bit."""
 
     name = "numba"
-
-    @property
-    def xp(self) -> Any:
-        """numpy."""
-        return np
-
-    def put(self, x: AnyArray) -> AnyArray:
-        """``x`` itself; see ``Backend.put``."""
-        return x
-
-    def get(self, x: AnyArray) -> AnyArray:
-        """``x`` itself; see ``Backend.get``."""
-        return x
 
     def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
         """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
-from qsim.arrays import F32, U8, AnyArray
+from qsim.arrays import F32, U8
 from qsim.backends.checks import as_codes, as_float32, as_matrix, lead_shape, matrix_center, mean_shape, streams_of
-from qsim.backends.host_products import HostProducts
+from qsim.backends.host import HostBackend
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
-from qsim.backends.scaling import QUIET_NAN, check_broadcast, count, finite_amax, residual, scaled
+from qsim.backends.scaling import check_broadcast, count, finite_amax, residual, scaled
 from qsim.codec.means import FRACTION_BITS, LOWEST_EXPONENT, Sums, check_count
 from qsim.codec.oracle import decode_scalar, encode_by_policy, place, refusal, round_magnitude
-from qsim.codec.residual import signed_residual
+from qsim.codec.residual import QUIET_NAN, signed_residual
 from qsim.codec.scaled import ScaledCodes, ScaleRecipe, dequantize_oracle, quantize_oracle
 from qsim.codec.scaled.rules import check_cast
 from qsim.errors import FormatError
@@ -24,23 +23,10 @@ from qsim.formats import CastPolicy
 from qsim.philox import RandomStream
 
 
-class OracleBackend(HostProducts):
+class OracleBackend(HostBackend):
     """Exact scalars, and numpy float32 only for single correctly rounded operations. Slow on purpose."""
 
     name = "oracle"
-
-    @property
-    def xp(self) -> Any:
-        """numpy."""
-        return np
-
-    def put(self, x: AnyArray) -> AnyArray:
-        """``x`` itself; see ``Backend.put``."""
-        return x
-
-    def get(self, x: AnyArray) -> AnyArray:
-        """``x`` itself; see ``Backend.get``."""
-        return x
 
     def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
         """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""

@@ -6,9 +6,8 @@ import numpy as np
 
 from qsim.arrays import F32, I64, Bool, per_lead
 from qsim.backends.checks import as_float32
+from qsim.codec.residual import with_signs_of
 from qsim.errors import UsageError
-
-QUIET_NAN = np.uint32(0x7FC00000).view(np.float32)
 
 
 def check_broadcast(shape: tuple[int, ...], center: tuple[int, ...]) -> None:
@@ -35,8 +34,7 @@ def scaled(x: F32, r: F32, scale: F32) -> F32:
     """
     with np.errstate(all="ignore"):
         y = np.asarray(r * per_lead(scale, x), np.float32)
-    own = np.where(np.isnan(x), np.copysign(QUIET_NAN, x), QUIET_NAN)
-    return np.asarray(np.where(np.isnan(y), own, y), np.float32)
+    return with_signs_of(y, x)
 
 
 def finite_amax(r: F32, lead: tuple[int, ...]) -> F32:

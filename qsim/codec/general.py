@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qsim.arrays import I64, U32
+from qsim.arrays import I64, U32, frozen
 from qsim.codec import general_kernels as kernels
 from qsim.codec.general_kernels import COUNTS
 from qsim.codec.inputs import check_stream
@@ -19,7 +19,7 @@ from qsim.philox import RandomStream
 if TYPE_CHECKING:
     from qsim.arrays import F32, F64, U8
 
-__all__ = ["COUNTS", "encode_flat", "first_refused"]
+__all__ = ["COUNTS", "encode_flat", "first_refused", "rule_words"]
 
 CHUNK = 1 << 16
 """Elements of one call of a kernel: their random words stay in the cache."""
@@ -35,6 +35,12 @@ _KERNELS: dict[int, tuple[type[np.uint32 | np.uint64], Callable[..., None], Call
 @lru_cache(maxsize=256)
 def _rules(fmt: FloatFormat, policy: CastPolicy, itemsize: int) -> kernels.Rules:
     return kernels.rules_of(fmt, policy, _KERNELS[itemsize][0])
+
+
+@lru_cache(maxsize=256)
+def rule_words(fmt: FloatFormat, policy: CastPolicy) -> U32:
+    """The rules of a cast of float32 numbers as uint32 [21], in the order of ``Rules``: what a device takes."""
+    return frozen(np.array([int(value) for value in _rules(fmt, policy, 4)], np.uint32))
 
 
 def encode_flat(x: F32 | F64, codes: U8, *, fmt: FloatFormat, policy: CastPolicy, stream: RandomStream | None) -> I64:

@@ -15,6 +15,10 @@ def signed_residual(x: F32, center: F32) -> F32:
     The sign of a NaN made by arithmetic (Inf - Inf) differs between processors.
     """
     with np.errstate(all="ignore"):
-        r = np.asarray(x - center, np.float32)
+        return with_signs_of(np.asarray(x - center, np.float32), x)
+
+
+def with_signs_of(y: F32, x: F32) -> F32:
+    """y, made from x element by element; a NaN of it is quiet and has the sign of x where x is NaN, else none."""
     own = np.where(np.isnan(x), np.copysign(QUIET_NAN, x), QUIET_NAN)
-    return np.asarray(np.where(np.isnan(r), own, r), np.float32)
+    return np.asarray(np.where(np.isnan(y), own, y), np.float32)

@@ -14,7 +14,8 @@ import numpy as np
 
 from qsim.arrays import F32, AnyArray, frozen
 from qsim.backends.protocol import Backend, CastCounts, CastSpec, Sums
-from qsim.backends.scaling import QUIET_NAN, count, residual
+from qsim.backends.scaling import count
+from qsim.codec.residual import QUIET_NAN, signed_residual
 from qsim.codec.scaled.recipes import TENSOR, ScaleRecipe
 from qsim.codec.scaled.refusals import RefusedError
 from qsim.codec.scaled.result import BlockCounts, ScaledCodes
@@ -278,7 +279,7 @@ def _cast_blocks(
     if not rest:
         raise UsageError(f"elements {elements.name} of {snapshot.op}: tensor {list(x.shape)} has no columns to block")
     x = backend.get(x)  # a residual of several replicas is cast one by one
-    r = np.where(np.isnan(x), x, residual(x, center))  # a NaN keeps its sign, whatever a processor makes of NaN - c
+    r = x if center is None else signed_residual(x, center)
     parts = []
     for i, one in enumerate(r.reshape(math.prod(lead), math.prod(rest[:-1]), rest[-1])):
         try:

@@ -16,10 +16,10 @@ from cuda_kernels.encode import encode
 from cuda_kernels.fp4_sums import fp4_sums
 from qsim.codec import encode as encoded_on_cpu
 from qsim.codec import pack
+from qsim.codec.general import rule_words
 from qsim.codec.tables import decode_table
 from qsim.formats import FORMATS, POLICIES
 from tests.places import is_played, launch, place
-from tests.unit.test_cuda_cast import rules
 from tests.unit.test_cuda_encode import params
 from tests.unit.test_cuda_fp4_sums import integers
 
@@ -58,7 +58,9 @@ def test_every_pattern_is_encoded_as_on_the_cpu(name, policy):
 def test_every_pattern_is_cast_as_on_the_cpu(name):
     fmt, policy = FORMATS[name], POLICIES["cuda"]
     for x in shards():
-        assert np.array_equal(encoded_on_cpu(x, fmt, policy=policy), launch(cast, x, rules(fmt, policy)).codes), x[0]
+        assert np.array_equal(encoded_on_cpu(x, fmt, policy=policy), launch(cast, x, rule_words(fmt, policy)).codes), x[
+            0
+        ]
 
 
 def test_two_streams_at_once_do_not_disturb_each_other():

@@ -10,7 +10,7 @@ import numpy as np
 from cuda_kernels._place import HOST
 from cuda_kernels.blocks import Quantized, quantize_blocks
 from qsim.backends import get_backend
-from qsim.codec.general_kernels import rules_of
+from qsim.codec.general import rule_words
 from qsim.codec.scaled import SCALE_RECIPES, Block, BlockError, Float32Scale, ScaleOrder, ScaleRecipe, TwoLevelScale
 from qsim.codec.scaled.rules import device_numbers
 from qsim.codec.tables import decode_table
@@ -150,7 +150,7 @@ def matrix(name: str) -> Any:
 
 def rules(recipe: ScaleRecipe, policy: CastPolicy) -> Any:
     """The elements' format and policy as the kernels read them."""
-    return np.array([int(v) for v in rules_of(recipe.fmt, policy, np.uint32)], np.uint32)
+    return rule_words(recipe.fmt, policy)
 
 
 def words(stream: Any) -> Any:

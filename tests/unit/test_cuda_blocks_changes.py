@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-import cuda_kernels._kernel as kernels
-from cuda_kernels import host, source
 from cuda_kernels.blocks import BLOCKS_ENCODE, BLOCKS_FUSED, BLOCKS_MEASURE, BLOCKS_SCALE
 from qsim.codec.scaled import SCALE_RECIPES, ScaleOrder
 from qsim.codec.tables import decode_table
 from qsim.formats import E4M3FN
 from qsim.philox import RandomStream
-from tests.places import Given
+from tests.mutants import mutant
 from tests.unit.block_cases import MATRICES, NUMBA, OCP, close_calls, difference, just_below, matrix, mine, run, spread
 
 pytestmark = pytest.mark.usefixtures("gpp")
@@ -27,16 +25,6 @@ def quotients():
     x[0, ::16] = ((values[1:] + values[:-1]) / 2 * np.float64(np.float32(3.7)) / 448).astype(np.float32)
     x[0, 1] = 3.7
     return x
-
-
-def changed(monkeypatch, kernel, file, old, new):
-    """A place where ``kernel`` has ``new`` for ``old``, and any other is as it is."""
-    plain = source(file)
-    assert plain.count(old) == 1
-    monkeypatch.setattr(kernels, "source", lambda name: plain.replace(old, new) if name == file else source(name))
-    made = host.build(kernel.text, kernel.entry, options=("-O0",))
-    monkeypatch.undo()
-    return Given(made=made, entry=kernel.entry)
 
 
 CHANGES = [  # recipe, kernel, file, text, what stands there instead
@@ -59,7 +47,7 @@ CHANGES = [  # recipe, kernel, file, text, what stands there instead
 
 @pytest.mark.parametrize(("recipe", "kernel", "file", "old", "new"), CHANGES)
 def test_a_wrong_step_is_seen(monkeypatch, recipe, kernel, file, old, new):
-    place = changed(monkeypatch, kernel, file, old, new)
+    place = mutant(monkeypatch, kernel, file, old, new)
     recipe = SCALE_RECIPES[recipe] if isinstance(recipe, str) else recipe
     given = [*map(matrix, MATRICES), *(np.full((1, 16), 2.0**k, np.float32) for k in range(-3, 3)), quotients()]
     expected = [NUMBA.quantize_blocks(x, recipe, OCP) for x in given]
@@ -77,7 +65,7 @@ def test_a_wrong_step_is_seen(monkeypatch, recipe, kernel, file, old, new):
     ],
 )  # fmt: skip
 def test_another_order_of_a_sum_is_seen(monkeypatch, recipe, kernel, old, new):
-    place = changed(monkeypatch, kernel, "blocks.cu", old, new)
+    place = mutant(monkeypatch, kernel, "blocks.cu", old, new)
     x, amax = close_calls(), np.float32(1536)
     if recipe is CALLS:
         x = x.reshape(-1, 2, 2, 8).transpose(0, 2, 1, 3).reshape(-1, 16)
@@ -95,7 +83,7 @@ def test_another_order_of_a_sum_is_seen(monkeypatch, recipe, kernel, old, new):
     ],
 )
 def test_a_wrong_draw_is_seen(monkeypatch, name, old, new):
-    place, recipe = changed(monkeypatch, BLOCKS_FUSED, "elements.cuh", old, new), SCALE_RECIPES[name]
+    place, recipe = mutant(monkeypatch, BLOCKS_FUSED, "elements.cuh", old, new), SCALE_RECIPES[name]
     draws = STREAM.words(2048).astype(np.float64) / 2**32
     low = np.float64([0, 0.5, 1, 1.5, 2, 3, 4])[np.arange(2048) % 7]
     x = ((low + np.where(low < 2, 0.5, np.where(low < 4, 1, 2)) * draws) * 1.5).astype(np.float32)  # y = x / 1.5

@@ -7,7 +7,8 @@ from cuda_kernels._place import HOST
 from cuda_kernels.cast import CAST, RULES, cast
 from qsim.backends import CastSpec, get_backend
 from qsim.codec import encode
-from qsim.codec.general_kernels import Rules, rules_of
+from qsim.codec.general import rule_words
+from qsim.codec.general_kernels import Rules
 from qsim.formats import FORMATS, POLICIES, RoundMode
 from qsim.philox import RandomStream
 from tests.places import launch
@@ -17,10 +18,6 @@ NUMBA = get_backend("numba")
 SPECIAL = from_bits(
     0, 0x80000000, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F7FFFFF, 0x00800000
 )
-
-
-def rules(fmt, policy):
-    return np.array([int(v) for v in rules_of(fmt, policy, np.uint32)], np.uint32)
 
 
 def stream_words(streams):
@@ -50,7 +47,7 @@ def test_emulated_codes_equal_the_codec_in_every_rounding(fmt, mode):
     for name in ("ocp", "ml_dtypes", "torch"):
         policy = POLICIES[name].with_choices(rounding=mode)
         expected = encode(x, fmt, policy=policy)
-        assert expected.tobytes() == launch(cast, x, rules(fmt, policy)).codes.tobytes(), name
+        assert expected.tobytes() == launch(cast, x, rule_words(fmt, policy)).codes.tobytes(), name
 
 
 @pytest.mark.usefixtures("gpp")
@@ -60,7 +57,9 @@ def test_emulated_stochastic_rounding_draws_the_same_words(name, bits):
     fmt, policy = FORMATS[name], POLICIES["ocp"].with_choices(rounding="stochastic", random_bits=bits)
     x, stream = probe(fmt, 2001), RandomStream(seed=2**40 + 7, step=3, layer=5, role=9)
     expected = encode(x, fmt, policy=policy, stream=stream)
-    assert expected.tobytes() == launch(cast, x, rules(fmt, policy), streams=stream_words([stream])).codes.tobytes()
+    assert (
+        expected.tobytes() == launch(cast, x, rule_words(fmt, policy), streams=stream_words([stream])).codes.tobytes()
+    )
 
 
 CASES = [((3, 5, 17), 1, None), ((3, 5, 17), 1, (1, 1, 17)), ((3, 5, 17), 1, (3, 1, 1)), ((3, 5, 17), 1, (3, 5, 1)),
@@ -84,7 +83,7 @@ def test_emulated_casts_amax_and_counts_equal_the_cpu_backend(shape, lead, own, 
         policy = POLICIES["cuda"].with_choices(rounding=mode)
         streams = tuple(RandomStream(seed=1, worker=r) for r in range(replicas)) if mode == "stochastic" else ()
         expected = NUMBA.quantize(x, scale, center, CastSpec(fmt=fmt, policy=policy, streams=streams))
-        got = launch(cast, x, rules(fmt, policy), scale=scale, center=center,
+        got = launch(cast, x, rule_words(fmt, policy), scale=scale, center=center,
                            streams=stream_words(streams) if streams else None)  # fmt: skip
         assert expected.codes.tobytes() == got.codes.tobytes()
         assert expected.amax.tobytes() == got.top.view(np.float32).tobytes()
@@ -97,11 +96,11 @@ def test_emulated_casts_amax_and_counts_equal_the_cpu_backend(shape, lead, own, 
 def test_what_a_policy_refuses_is_counted():
     policy = POLICIES["ocp"].with_choices(overflow="raise", nan="raise")
     x = np.float32([1, 1000, np.nan, np.inf, -1000])
-    assert 4 == launch(cast, x, rules(FORMATS["float8_e4m3fn"], policy)).counts[4]
+    assert 4 == launch(cast, x, rule_words(FORMATS["float8_e4m3fn"], policy)).counts[4]
 
 
 def test_wrong_arguments_are_named():
-    x, own = np.zeros((2, 3), np.float32), rules(FORMATS["float8_e4m3fn"], POLICIES["ocp"])
+    x, own = np.zeros((2, 3), np.float32), rule_words(FORMATS["float8_e4m3fn"], POLICIES["ocp"])
     for call, message in (
         (lambda: cast(HOST, x.astype(np.float64), own), "x is numpy.ndarray of float64"),
         (lambda: cast(HOST, x, own.astype(np.int64)), "rules is numpy.ndarray of int64"),

@@ -16,9 +16,9 @@ from cuda_kernels.cast import CAST
 from cuda_kernels.decode import decode as decode_codes
 from cuda_kernels.encode import ENCODE
 from qsim.codec import decode, encode
+from qsim.codec.general import rule_words
 from qsim.codec.tables import decode_table
 from qsim.formats import FORMATS, POLICIES
-from tests.unit.test_cuda_cast import rules
 from tests.unit.test_cuda_encode import assert_codes_equal, params
 
 pytestmark = pytest.mark.usefixtures("gpp")
@@ -79,7 +79,7 @@ def patterns(strata, rng):
 
 
 def numbers(name, fmt, policy):
-    given = params(fmt, policy) if name == "encode" else rules(fmt, policy)
+    given = params(fmt, policy) if name == "encode" else rule_words(fmt, policy)
     return np.array(given, np.int64).astype(np.int32)
 
 

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-import cuda_kernels._kernel as kernels
 import qsim
-from cuda_kernels import host, source
 from cuda_kernels._place import HOST, Host
 from cuda_kernels.epilogue import EPILOGUE, EPILOGUE_CODES, ORDERS, OUTPUTS, epilogue
-from qsim.codec.general_kernels import rules_of
+from qsim.codec.general import rule_words
 from qsim.errors import FormatError
 from qsim.formats import FORMATS, POLICIES
 from qsim.gemm import epilogue as cpu
@@ -16,7 +14,8 @@ from qsim.gemm.epilogue import Epilogue, amax_of, finished, fma32, output
 from qsim.gemm.exact import matmul
 from qsim.gemm.products import QUIET_NAN, accumulate, canonical
 from qsim.quant.products import _correction, _factors, _side
-from tests.places import Given, launch, launch_at, played_device
+from tests.mutants import mutant
+from tests.places import launch, launch_at, played_device
 
 pytestmark = pytest.mark.usefixtures("gpp")
 
@@ -37,7 +36,7 @@ def _quiet():
 
 def rules(name, overflow="saturate"):
     policy = POLICIES["ocp"].with_choices(overflow=overflow)
-    return np.array([int(v) for v in rules_of(FORMATS[name], policy, np.uint32)], np.uint32)
+    return rule_words(FORMATS[name], policy)
 
 
 def hostile(shape, seed):
@@ -221,16 +220,6 @@ def test_the_device_launcher_passes_the_right_arguments(monkeypatch):
     assert agree(acc, {**given, "c": c, "bias": c[0]}, place, outputs=(*OUTPUTS, CODES[0]), scale=0.5)
 
 
-def changed(monkeypatch, kernel, old, new):
-    """The place of a kernel whose text was changed."""
-    text = source("epilogue.cu")
-    assert text.count(old) == 1, old
-    monkeypatch.setattr(
-        kernels, "source", lambda name: text.replace(old, new) if name == "epilogue.cu" else source(name)
-    )
-    return Given(made=host.build(kernel.text, kernel.entry))
-
-
 # ---- public mistakes, by hand ---------------------------------------------------------------------------------------
 
 
@@ -279,7 +268,7 @@ def test_an_amax_of_some_threads_alone_is_seen(monkeypatch, old, new):
     acc = np.zeros((1, 256), F)
     acc[0, 4 * 35] = 2  # the second warp, its fourth thread
     assert launch(epilogue, acc, order="exact").top.view(F) == 2
-    assert epilogue(changed(monkeypatch, EPILOGUE, old, new), acc, order="exact").top.view(F) == 0
+    assert epilogue(mutant(monkeypatch, EPILOGUE, "epilogue.cu", old, new), acc, order="exact").top.view(F) == 0
 
 
 # ---- what would be seen ---------------------------------------------------------------------------------------------
@@ -322,7 +311,7 @@ def test_a_wrong_text_is_seen(monkeypatch, given, out, old, new):
               for name, value in given.items()}  # fmt: skip
     cases = ({**arrays, "row": row, "column": column}, {"order": "exact"})
     kernel = EPILOGUE if out in OUTPUTS else EPILOGUE_CODES
-    wrong = changed(monkeypatch, kernel, old, new)
+    wrong = mutant(monkeypatch, kernel, "epilogue.cu", old, new)
     scales = (F(0.75), F(0)) if out in CODES else (F(1),)
     how = [(case, {"outputs": (out,), "nan": 0x7FFFFFFF, "scale": scale}) for case in cases for scale in scales]
     assert all(agree(acc, case, **more) for case, more in how)

@@ -13,11 +13,12 @@ from cuda_kernels.cast import CAST, cast
 from cuda_kernels.decode import DECODE, decode
 from cuda_kernels.encode import ENCODE, encode
 from qsim.backends import CastSpec, get_backend
+from qsim.codec.general import rule_words
 from qsim.codec.tables import decode_table
 from qsim.formats import FORMATS, POLICIES
 from qsim.philox import RandomStream
 from tests.places import Given
-from tests.unit.test_cuda_cast import rules, stream_words
+from tests.unit.test_cuda_cast import stream_words
 from tests.unit.test_cuda_encode import params, random_patterns
 
 NUMBA = get_backend("numba")
@@ -81,7 +82,7 @@ def all_agree(x, scale, center, *, place=HOST, shift=0, made=None):
     own = moved(x, shift)
     encoded = encode(place, own, params(FMT, POLICY), scale=scale, center=center)
     assert_same(codes, encoded)
-    got = cast(place, own, rules(FMT, DRAWN), scale=scale, center=center, streams=stream_words(streams))
+    got = cast(place, own, rule_words(FMT, DRAWN), scale=scale, center=center, streams=stream_words(streams))
     assert_same(drawn.codes, got.codes)
     assert_same(drawn.amax, got.top)
     decoded = decode(place, moved(codes, shift), TABLE, descale=scale, center=center)
@@ -163,7 +164,7 @@ def test_whole_groups_are_read_at_once_and_the_others_one_by_one():
             expected = alone(37, 4, (37 * r + shift // 4) % 4)
             assert (expected == ((right ^ got)[r] == 0x80))[~np.isnan(x[r])].all()
     place = Given(made=built(CAST, one_by_one, "size ? -row[j + e] : 0.0f"))
-    got = cast(place, x, rules(FMT, POLICY), scale=scale).codes
+    got = cast(place, x, rule_words(FMT, POLICY), scale=scale).codes
     for r in range(5):  # a draw belongs to four elements from the row's own beginning, so a row that is off moves alone
         expected = alone(37, 4, 0) | (r % 4 != 0)
         assert (expected == ((right ^ got)[r] == 0x80))[~np.isnan(x[r])].all()
@@ -222,6 +223,6 @@ def test_a_wrong_text_is_caught(kernel, old, new):
 def test_places_behind_the_end_are_not_counted():
     x, scale = np.ones((1, 5), np.float32), np.full(1, np.inf, np.float32)
     policy = POLICY.with_choices(nan="raise", overflow="saturate")
-    assert [0] == cast(HOST, x, rules(FMT, policy), scale=scale).counts[:, 4].tolist()
+    assert [0] == cast(HOST, x, rule_words(FMT, policy), scale=scale).counts[:, 4].tolist()
     wrong = built(CAST, "if (first + e >= per_replica) break;", "")  # 0 * Inf
-    assert [3] == cast(Given(made=wrong), x, rules(FMT, policy), scale=scale).counts[:, 4].tolist()
+    assert [3] == cast(Given(made=wrong), x, rule_words(FMT, policy), scale=scale).counts[:, 4].tolist()

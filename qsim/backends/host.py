@@ -1,8 +1,8 @@
-"""Rotations, accumulators and epilogues of the backends on this processor. Knows no device."""
+"""Arrays, rotations, accumulators and epilogues of the backends on this processor. Knows no device."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,8 +16,21 @@ if TYPE_CHECKING:
     from qsim.gemm.scaled import ScaledOperand
 
 
-class HostProducts:
+class HostBackend:
     """What the oracle and the Numba backend have in common; ``qsim.gemm`` is the definition."""
+
+    @property
+    def xp(self) -> Any:
+        """numpy."""
+        return np
+
+    def put(self, x: AnyArray) -> AnyArray:
+        """``x`` itself; see ``Backend.put``."""
+        return x
+
+    def get(self, x: AnyArray) -> AnyArray:
+        """``x`` itself; see ``Backend.get``."""
+        return x
 
     def rotate(self, x: F32, signs: F32, *, back: bool = False) -> F32:
         """The Hadamard rotation of x, or its way back; see ``Backend.rotate``."""
