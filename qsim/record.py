@@ -12,18 +12,28 @@ Op = tuple[int, int, int, int, int, int, int]
 
 
 class Version(NamedTuple):
-    """Which state a piece of metadata came from: its owner, the epoch, and the op it was frozen for."""
+    """Which state a piece of metadata came from: its owner, the epoch, and the op it was frozen for.
+
+    descale: the epoch of the descale that was read with it; None where it is the same. storage: which copy of the
+    owner's state; 0 is the live one.
+    """
 
     owner: str
     epoch: int
     op: Op | None
+    descale: int | None = None
+    storage: int = 0
 
 
 class Seen(NamedTuple):
-    """One observation that a commit folded in: the op observed, and the phase in which it was observed."""
+    """One observation that a commit folded in: the op observed, in which phase, and what its tensor held.
+
+    content: "" for numbers as usual, "empty" for a tensor without tokens, "nonfinite" where Inf or NaN was in it.
+    """
 
     op: Op
     phase: str
+    content: str = ""
 
 
 class OperandRecord(NamedTuple):
@@ -31,7 +41,8 @@ class OperandRecord(NamedTuple):
 
     of: the quantize that the consumer means to decode; codes_op and codes: which quantize really made the
     bits, and under which version; descale, center, version: where each piece of metadata came from. All of
-    them None for an operand that was never cast (codes_op then None too).
+    them None for an operand that was never cast (codes_op then None too). cached: read from a weight cache;
+    weights: the version of the weights that the codes were made of, -1 where the cast was of no weight, or unknown.
     """
 
     of: Op
@@ -40,14 +51,53 @@ class OperandRecord(NamedTuple):
     descale: Version | None
     center: Version | None
     version: Version | None
+    cached: bool = False
+    weights: int = -1
+
+
+class ModeRecord(NamedTuple):
+    """The context that a quantize ran in; see qsim.sim.events.Mode. detected: "" where the quantizer has no belief."""
+
+    enabled: bool = True
+    fmt: str = ""
+    grad: bool = True
+    train: bool = True
+    cache: bool = False
+    group: str = ""
+    bits: int = 0
+    detected: str = ""
+
+
+class FoldRecord(NamedTuple):
+    """How a commit merged: "max" within the unit; zero and nonfinite: names of the rules, lower case."""
+
+    merge: str = "max"
+    zero: str = "skip"
+    nonfinite: str = "latch"
+
+
+class Saved(NamedTuple):
+    """One live state in a checkpoint, or as it is after one was read: its epoch, and the epoch of its descale."""
+
+    owner: str
+    epoch: int
+    descale: int
 
 
 class Record(NamedTuple):
-    """One event. ``kind``: begin, quantize, observe, commit, fetch, store, consume, load, drop.
+    """One event. ``kind``: begin, quantize, observe, commit, fetch, store, consume, load, drop, stash, restore,
+    reduce, wait, optimize, save, restart, restore_state, allocate.
 
     owner: the cell that the event touched ("" where none). epoch_before and epoch_after: of that cell.
     used: the version that a quantize encoded with, that a begin or fetch took, or that a store is based on.
-    seen: the observations that a commit or store folded in.
+    seen: the observations that a commit or store folded in, or that a wait returned.
+    content: of the tensor that was loaded or observed. storage: which copy of the owner's state was touched.
+    mode: of a quantize; fold: of a commit or store; part: what a store wrote, "all" but for a torn one.
+    queue, got: of a stash or restore; got is the op whose entry came back, None for nothing. group, size: of a
+    reduce or wait: the round, and the ranks that the caller expects. weights: the version that is live, of a load,
+    consume, optimize, save or restore_state; weights_due: the version that a checkpoint holds. saved, pending: of a
+    save or restore_state: the states and the number of queued entries that the checkpoint holds; now, now_pending:
+    those that are live after it was read.
     """
 
     seq: int
@@ -61,3 +111,18 @@ class Record(NamedTuple):
     seen: tuple[Seen, ...] = ()
     operands: tuple[OperandRecord, ...] = ()
     gemm: str = ""
+    content: str = ""
+    storage: int = 0
+    mode: ModeRecord | None = None
+    fold: FoldRecord | None = None
+    part: str = "all"
+    queue: str = ""
+    got: Op | None = None
+    group: str = ""
+    size: int = 0
+    weights: int = -1
+    weights_due: int = -1
+    saved: tuple[Saved, ...] = ()
+    now: tuple[Saved, ...] = ()
+    pending: int = 0
+    now_pending: int = 0

@@ -71,17 +71,21 @@ class OpId(NamedTuple):
 
 
 class StateKey(NamedTuple):
-    """Who owns a state. A field that is ANY is shared by all its values: StateKey(layer_id=ANY) serves all layers."""
+    """Who owns a state. A field that is ANY is shared by all its values: StateKey(layer_id=ANY) serves all layers.
+
+    copy: which storage of that owner's state; 0 is the live one, and its name is the owner's whatever the copy.
+    """
 
     layer_id: int = ANY
     site: int = ANY
     role_id: int = ANY
     worker_id: int = ANY
+    copy: int = 0
 
     def owns(self, op: OpId) -> bool:
         """True where ``op`` is one of this owner's operations."""
         mine = (op.layer_id, op.site, op.role_id, op.worker_id)
-        return all(own in (ANY, its) for own, its in zip(self, mine, strict=True))
+        return all(own in (ANY, its) for own, its in zip(self[:4], mine, strict=True))
 
     def __str__(self) -> str:
         layer = "L*" if self.layer_id == ANY else f"L{self.layer_id}"

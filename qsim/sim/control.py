@@ -1,237 +1,380 @@
-"""The control half of a world: which version lies where. Packed integers, hashable; holds no tensor.
+"""The control half of a world: which version lies where. Identities and counters alone; holds no tensor.
 
-``control_step`` moves it by one event; ``witness`` says what the event did. Neither knows a defect: a torn,
-stale or foreign read is a version that differs from the one it is compared with, later and elsewhere.
+``apply`` moves it by one event, in place, and says what the event did; ``control_step`` is the same on a copy.
+Neither knows a defect: a torn, stale or foreign read is a version that differs from the one it is compared with,
+later and elsewhere.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from qsim.errors import CaseError
 from qsim.quant import OpId, StateKey
-from qsim.record import OperandRecord, Record, Seen, Version
+from qsim.record import FoldRecord, ModeRecord, OperandRecord, Record, Saved, Seen, Version
 from qsim.sim.events import (
+    DEFAULT_FOLD,
+    PLAIN,
+    Allocate,
     Begin,
     Commit,
     Consume,
     Drop,
     Event,
     Fetch,
+    Fold,
     Load,
+    LoadState,
+    Mode,
     Observe,
     Operand,
+    Optimize,
+    Part,
     Phase,
     Quantize,
-    Schedule,
+    Reduce,
+    Restart,
+    Restore,
+    SaveState,
     Slot,
+    Stash,
     Store,
+    Take,
+    Wait,
 )
 
-_PHASES = tuple(Phase)
-# A tag is one integer: what a slot holds. Fields from the low end, each +1 so that 0 means "none":
-#   phase 4 bits | op 24 (the op that filled the slot) | version op 24 | epoch 32 | cell 16
-_OP, _VOP, _EPOCH, _CELL = 4, 28, 52, 84
-_MASK24, _MASK32, _MASK16 = (1 << 24) - 1, (1 << 32) - 1, (1 << 16) - 1
+
+class Epochs(NamedTuple):
+    """The version of one cell: commits so far, and the commit that its descale belongs to."""
+
+    state: int
+    descale: int
 
 
-class Control(NamedTuple):
-    """epochs: commits so far, by cell. tags: what each slot holds, 0 for nothing. pc: events done."""
+class Checkpoint(NamedTuple):
+    """What a save wrote down."""
 
-    epochs: tuple[int, ...]
-    tags: tuple[int, ...]
-    pc: int
+    cells: tuple[tuple[StateKey, Epochs], ...]
+    weights: int
+    queues: tuple[tuple[str, tuple[Entry, ...]], ...]
 
 
-class Index(NamedTuple):
-    """The names of a schedule as small integers."""
+class Held(NamedTuple):
+    """What a slot holds: who filled it, when, under which version.
 
-    cells: tuple[StateKey, ...]
-    owners: tuple[str, ...]
-    slots: tuple[Slot, ...]
-    ops: tuple[OpId, ...]
-    cell_of: dict[StateKey, int]
-    slot_of: dict[Slot, int]
-    op_of: dict[OpId, int]
+    seen: of an observation. weights: version of the weights that it was made of, -1 for no weight. content: of a
+    tensor. checkpoint: of a save.
+    """
 
-    def start(self) -> Control:
+    op: OpId | None
+    phase: Phase
+    version: Version | None = None
+    seen: tuple[Seen, ...] = ()
+    weights: int = -1
+    content: str = ""
+    checkpoint: Checkpoint | None = None
+
+
+Entry = tuple[OpId, Held]
+_START = Epochs(0, 0)
+
+
+class Control:
+    """cells: epochs by cell (absent: 0). slots: what each holds. queues: stashes, oldest first. mail: reductions
+    under way, with the number of waits served. weights: optimizer steps so far. pc: events done.
+    """
+
+    __slots__ = ("cells", "mail", "pc", "queues", "slots", "weights")
+
+    def __init__(self) -> None:
         """Every cell at epoch 0, every slot empty."""
-        return Control((0,) * len(self.cells), (0,) * len(self.slots), 0)
+        self.cells: dict[StateKey, Epochs] = {}
+        self.slots: dict[Slot, Held] = {}
+        self.queues: dict[str, tuple[Entry, ...]] = {}
+        self.mail: dict[str, tuple[tuple[Seen, ...], int]] = {}
+        self.weights = 0
+        self.pc = 0
+
+    def copy(self) -> Control:
+        """Another control in the same state; all that they share is immutable."""
+        made = Control()
+        made.cells, made.slots = self.cells.copy(), self.slots.copy()
+        made.queues, made.mail = self.queues.copy(), self.mail.copy()
+        made.weights, made.pc = self.weights, self.pc
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Control) and all(getattr(self, n) == getattr(other, n) for n in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def epoch(self, cell: StateKey) -> int:
+        """Commits of ``cell`` so far."""
+        return self.cells.get(cell, _START).state
+
+    def held(self, name: Slot) -> Held:
+        """What a slot holds; CaseError for an empty one."""
+        found = self.slots.get(name)
+        if found is None:
+            raise CaseError(f"event {self.pc} reads slot {name}, which nothing has filled")
+        return found
 
 
-def index_of(schedule: Schedule) -> Index:
-    """Collect the cells, slots and ops of a schedule, in order of appearance."""
-    cells: dict[StateKey, int] = {}
-    slots: dict[Slot, int] = {}
-    ops: dict[OpId, int] = {}
-    for event in schedule:
-        cell, names, own = _names(event)
-        if cell is not None:
-            cells.setdefault(cell, len(cells))
-        for name in names:
-            slots.setdefault(name, len(slots))
-        for op in own:
-            ops.setdefault(op, len(ops))
-    return Index(tuple(cells), tuple(map(str, cells)), tuple(slots), tuple(ops), cells, slots, ops)
+owner_name = lru_cache(maxsize=65536)(str)
+"""The name of a cell's owner."""
 
 
-def _names(event: Event) -> tuple[StateKey | None, tuple[Slot, ...], tuple[OpId, ...]]:
-    match event:
-        case Load(_, key, out):
-            return None, (out,), (key,)
-        case Begin(_, op, cell, into, obs):
-            return cell, (into,) if obs is None else (obs, into), (op,)
-        case Quantize(_, op, src, by, out):
-            return None, (src, by, out), (op,)
-        case Observe(_, op, src, by, into):
-            return None, (src, into) if by is None else (src, by, into), (op,)
-        case Commit(_, op, cell, obs):
-            return cell, obs, (op,)
-        case Fetch(_, op, cell, into):
-            return cell, (into,), (op,)
-        case Store(_, op, cell, base, obs):
-            return cell, (base, *obs), (op,)
-        case Consume(_, op, _, operands, out):
-            names = tuple(n for o in operands for n in (o.codes, o.descale, o.center, o.version) if n is not None)
-            return None, (*names, out), (op, *(o.of for o in operands))
-        case Drop(_, gone):
-            return None, gone, ()
+def control_step(control: Control, event: Event) -> Control:
+    """The control state after ``event``; the old one stays as it was. CaseError where it reads an empty slot."""
+    after = control.copy()
+    apply(after, event)
+    return after
 
 
-def _tag(op: int, phase: Phase, version: int = 0) -> int:
-    return version | (op + 1) << _OP | (_PHASES.index(phase) + 1)
+def witness(before: Control, event: Event) -> Record:
+    """What ``event`` does, in the words that a recorder of a real trainer also uses."""
+    return apply(before.copy(), event)
 
 
-def _version(cell: int, epoch: int, op: int) -> int:
-    """The version fields of a tag: ``cell`` at ``epoch``, frozen for ``op`` (-1: for none, a live read)."""
-    return (cell + 1) << _CELL | (epoch + 1) << _EPOCH | (op + 1) << _VOP
+def apply(control: Control, event: Event) -> Record:
+    """Move ``control`` by one event, in place, and say what it did. CaseError where it reads an empty slot."""
+    record = _APPLY[type(event)](control, event)
+    control.pc += 1
+    return record
 
 
-def _version_bits(tag: int) -> int:
-    return tag >> _VOP << _VOP
+def _load(c: Control, e: Load) -> Record:
+    weights = c.weights if e.key.role_id == 1 else -1
+    c.slots[e.out] = Held(e.key, e.phase, weights=weights, content=e.content.value)
+    return Record(c.pc, "load", e.phase.value, e.key, content=e.content.value, weights=weights)
 
 
-def _put(control: Control, index: Index, name: Slot, tag: int) -> Control:
-    at = index.slot_of[name]
-    return Control(control.epochs, (*control.tags[:at], tag, *control.tags[at + 1 :]), control.pc + 1)
+def _version(c: Control, cell: StateKey, op: OpId | None) -> Version:
+    state, descale = c.cells.get(cell, _START)
+    return Version(owner_name(cell), state, op, None if descale == state else descale, cell.copy)
 
 
-def _get(control: Control, index: Index, name: Slot) -> int:
-    tag = control.tags[index.slot_of[name]]
-    if tag == 0:
-        raise CaseError(f"event {control.pc} reads slot {name}, which nothing has filled")
-    return tag
-
-
-def _commit(control: Control, index: Index, cell: StateKey, epoch: int) -> Control:
-    at = index.cell_of[cell]
-    return Control((*control.epochs[:at], epoch, *control.epochs[at + 1 :]), control.tags, control.pc + 1)
-
-
-def control_step(control: Control, event: Event, index: Index) -> Control:
-    """The control state after ``event``. Raises CaseError where it reads an empty slot."""
-    match event:
-        case Load(phase, key, out):
-            return _put(control, index, out, _tag(index.op_of[key], phase))
-        case Begin(phase, op, cell, into, obs):
-            if obs is not None:
-                _get(control, index, obs)
-            at, k = index.cell_of[cell], index.op_of[op]
-            return _put(control, index, into, _tag(k, phase, _version(at, control.epochs[at], k)))
-        case Quantize(phase, op, src, by, out):
-            _get(control, index, src)
-            version = _version_bits(_get(control, index, by))
-            return _put(control, index, out, _tag(index.op_of[op], phase, version))
-        case Observe(phase, op, src, by, into):
-            _get(control, index, src)
-            version = 0 if by is None else _version_bits(_get(control, index, by))
-            return _put(control, index, into, _tag(index.op_of[op], phase, version))
-        case Commit(_, _, cell, obs):
-            for seen in obs:
-                _get(control, index, seen)
-            return _commit(control, index, cell, control.epochs[index.cell_of[cell]] + 1)
-        case Fetch(phase, op, cell, into):
-            at = index.cell_of[cell]
-            return _put(control, index, into, _tag(index.op_of[op], phase, _version(at, control.epochs[at], -1)))
-        case Store(_, _, cell, base, obs):
-            for seen in obs:
-                _get(control, index, seen)
-            fetched = _get(control, index, base)
-            return _commit(control, index, cell, fetched >> _EPOCH & _MASK32)  # the field is epoch + 1
-        case Consume(phase, op, _, operands, out):
-            for operand in operands:
-                for name in (operand.codes, operand.descale, operand.center, operand.version):
-                    if name is not None:  # a tensor that was never cast has no metadata
-                        _get(control, index, name)
-            return _put(control, index, out, _tag(index.op_of[op], phase))
-        case Drop(_, gone):
-            empty = {index.slot_of[name] for name in gone}
-            tags = tuple(0 if i in empty else tag for i, tag in enumerate(control.tags))
-            return Control(control.epochs, tags, control.pc + 1)
-
-
-def _read_version(tag: int, index: Index) -> Version | None:
-    cell, epoch, op = tag >> _CELL & _MASK16, tag >> _EPOCH & _MASK32, tag >> _VOP & _MASK24
-    if cell == 0:
-        return None
-    return Version(index.owners[cell - 1], epoch - 1, index.ops[op - 1] if op else None)
-
-
-def _read_op(tag: int, index: Index) -> OpId:
-    return index.ops[(tag >> _OP & _MASK24) - 1]
-
-
-def _seen(names: tuple[Slot, ...], control: Control, index: Index) -> tuple[Seen, ...]:
-    tags = [_get(control, index, name) for name in names]
-    return tuple(Seen(_read_op(tag, index), _PHASES[(tag & 15) - 1].value) for tag in tags)
-
-
-def _operand(operand: Operand, control: Control, index: Index) -> OperandRecord:
-    def version(name: Slot | None) -> Version | None:
-        return None if name is None else _read_version(_get(control, index, name), index)
-
-    codes = _get(control, index, operand.codes)
-    cast = operand.descale is not None
-    return OperandRecord(
-        of=operand.of,
-        codes_op=_read_op(codes, index) if cast else None,
-        codes=_read_version(codes, index),
-        descale=version(operand.descale),
-        center=version(operand.center),
-        version=version(operand.version),
+def _begin(c: Control, e: Begin) -> Record:
+    if e.obs is not None:
+        c.held(e.obs)
+    version = _version(c, e.cell, e.op)
+    c.slots[e.into] = Held(e.op, e.phase, version)
+    return Record(
+        c.pc, "begin", e.phase.value, e.op, version.owner, version.epoch, version.epoch, version, storage=e.cell.copy
     )
 
 
-def witness(before: Control, event: Event, after: Control, index: Index) -> Record:
-    """What ``event`` did, in the words that a recorder of a real trainer also uses."""
-    seq = before.pc
-    match event:
-        case Load(phase, key, _):
-            return Record(seq, "load", phase.value, key)
-        case Drop(phase, _):
-            return Record(seq, "drop", phase.value, None)
-        case Observe(phase, op, _, by, _):
-            used = None if by is None else _read_version(_get(before, index, by), index)
-            return Record(seq, "observe", phase.value, op, used=used)
-        case Quantize(phase, op, _, _, out):
-            return Record(seq, "quantize", phase.value, op, used=_read_version(_get(after, index, out), index))
-        case Begin(phase, op, cell, into, _) | Fetch(phase, op, cell, into):
-            at = index.cell_of[cell]
-            epoch = before.epochs[at]
-            used = _read_version(_get(after, index, into), index)
-            kind = "begin" if isinstance(event, Begin) else "fetch"
-            return Record(seq, kind, phase.value, op, index.owners[at], epoch, epoch, used)
-        case Commit(phase, op, cell, obs):
-            at = index.cell_of[cell]
-            epochs = before.epochs[at], after.epochs[at]
-            return Record(
-                seq, "commit", phase.value, op, index.owners[at], *epochs, seen=_seen(obs, before, index)
-            )  # fmt: skip
-        case Store(phase, op, cell, base, obs):
-            at = index.cell_of[cell]
-            epochs = before.epochs[at], after.epochs[at]
-            used = _read_version(_get(before, index, base), index)
-            return Record(seq, "store", phase.value, op, index.owners[at], *epochs, used, _seen(obs, before, index))
-        case Consume(phase, op, gemm, operands, _):
-            seen = tuple(_operand(o, before, index) for o in operands)
-            return Record(seq, "consume", phase.value, op, operands=seen, gemm=gemm)
+def _fetch(c: Control, e: Fetch) -> Record:
+    version = _version(c, e.cell, None)
+    c.slots[e.into] = Held(e.op, e.phase, version)
+    return Record(
+        c.pc, "fetch", e.phase.value, e.op, version.owner, version.epoch, version.epoch, version, storage=e.cell.copy
+    )
+
+
+@lru_cache(maxsize=1024)
+def _mode(mode: Mode) -> ModeRecord | None:
+    if mode == PLAIN:
+        return None
+    return ModeRecord(*mode[:-1], detected="" if mode.detected is None else mode.detected.value)
+
+
+@lru_cache(maxsize=1024)
+def _fold(fold: Fold) -> FoldRecord | None:
+    if fold == DEFAULT_FOLD:
+        return None
+    return FoldRecord(fold.merge, fold.zero.name.lower(), fold.nonfinite.name.lower())
+
+
+def _quantize(c: Control, e: Quantize) -> Record:
+    src, version = c.held(e.src), c.held(e.by).version
+    c.slots[e.out] = Held(e.op, e.phase, version, weights=src.weights)
+    return Record(c.pc, "quantize", e.phase.value, e.op, used=version, weights=src.weights, mode=_mode(e.mode))
+
+
+def _observe(c: Control, e: Observe) -> Record:
+    src = c.held(e.src)
+    used = None if e.by is None else c.held(e.by).version
+    c.slots[e.into] = Held(e.op, e.phase, used, (Seen(e.op, e.phase.value, src.content),))
+    return Record(c.pc, "observe", e.phase.value, e.op, used=used, content=src.content)
+
+
+def _seen(c: Control, names: tuple[Slot, ...]) -> tuple[Seen, ...]:
+    if len(names) == 1:
+        return c.held(names[0]).seen
+    return tuple(seen for name in names for seen in c.held(name).seen)
+
+
+def _commit(c: Control, e: Commit) -> Record:
+    seen, cell = _seen(c, e.obs), e.cell
+    before = c.epoch(cell)
+    c.cells[cell] = Epochs(before + 1, before + 1)
+    return Record(
+        c.pc, "commit", e.phase.value, e.op, owner_name(cell), before, before + 1,
+        seen=seen, fold=_fold(e.fold), storage=cell.copy,
+    )  # fmt: skip
+
+
+def _store(c: Control, e: Store) -> Record:
+    seen, base, cell = _seen(c, e.obs), c.held(e.base).version, e.cell
+    assert base is not None, "a base is fetched, so it has a version"
+    before = c.cells.get(cell, _START)
+    new = base.epoch + 1
+    match e.part:
+        case Part.ALL:
+            after = Epochs(new, new)
+        case Part.SCALE:
+            after = Epochs(new, before.descale)
+        case Part.DESCALE:
+            after = Epochs(before.state, new)
+    c.cells[cell] = after
+    return Record(
+        c.pc, "store", e.phase.value, e.op, owner_name(cell), before.state, after.state, base, seen,
+        fold=_fold(e.fold), part=e.part.value, storage=cell.copy,
+    )  # fmt: skip
+
+
+def _operand(c: Control, o: Operand) -> OperandRecord:
+    codes = c.held(o.codes)
+    if o.descale is None:
+        return OperandRecord(o.of, None, None, None, None, None, o.cached, codes.weights)
+    descale = c.held(o.descale).version
+    center = None if o.center is None else c.held(o.center).version
+    version = None if o.version is None else c.held(o.version).version
+    return OperandRecord(o.of, codes.op, codes.version, descale, center, version, o.cached, codes.weights)
+
+
+def _consume(c: Control, e: Consume) -> Record:
+    left, right = e.operands
+    seen = _operand(c, left), _operand(c, right)
+    c.slots[e.out] = Held(e.op, e.phase)
+    return Record(c.pc, "consume", e.phase.value, e.op, operands=seen, gemm=e.gemm, weights=c.weights)
+
+
+def _stash(c: Control, e: Stash) -> Record:
+    c.queues[e.queue] = (*c.queues.get(e.queue, ()), (e.op, c.held(e.slot)))
+    return Record(c.pc, "stash", e.phase.value, e.op, queue=e.queue, got=e.op)
+
+
+def entry_of(keys: list[OpId], op: OpId, take: Take) -> int:
+    """Which entry of a queue with these keys a restore takes; -1 for none."""
+    match take:
+        case Take.KEYED:
+            return keys.index(op) if op in keys else -1
+        case Take.FIFO:
+            return 0 if keys else -1
+        case Take.LIFO:
+            return len(keys) - 1
+
+
+def _restore(c: Control, e: Restore) -> Record:
+    queue = c.queues.get(e.queue, ())
+    at = entry_of([key for key, _ in queue], e.op, e.take)
+    got = None
+    if at >= 0:
+        got, c.slots[e.into] = queue[at]
+        c.queues[e.queue] = queue[:at] + queue[at + 1 :]
+    return Record(c.pc, "restore", e.phase.value, e.op, queue=e.queue, got=got)
+
+
+def _reduce(c: Control, e: Reduce) -> Record:
+    sent = c.held(e.obs).seen
+    before, served = c.mail.get(e.group.name, ((), 0))
+    c.mail[e.group.name] = (*before, *sent), served
+    return Record(c.pc, "reduce", e.phase.value, e.op, seen=sent, group=e.group.name, size=e.group.size)
+
+
+def _wait(c: Control, e: Wait) -> Record:
+    if e.group.name not in c.mail:
+        raise CaseError(f"event {c.pc} waits for reduction {e.group.name}, which nobody has started")
+    seen, served = c.mail[e.group.name]
+    c.slots[e.into] = Held(e.op, e.phase, seen=seen)
+    if served + 1 >= e.group.size:
+        del c.mail[e.group.name]
+    else:
+        c.mail[e.group.name] = seen, served + 1
+    return Record(c.pc, "wait", e.phase.value, e.op, seen=seen, group=e.group.name, size=e.group.size)
+
+
+def _optimize(c: Control, e: Optimize) -> Record:
+    c.weights += 1
+    return Record(c.pc, "optimize", e.phase.value, e.op, weights=c.weights)
+
+
+def _saved(cells: tuple[tuple[StateKey, Epochs], ...]) -> tuple[Saved, ...]:
+    return tuple(Saved(owner_name(cell), epochs.state, epochs.descale) for cell, epochs in cells)
+
+
+def _pending(queues: tuple[tuple[str, tuple[Entry, ...]], ...]) -> int:
+    return sum(len(entries) for _, entries in queues)
+
+
+def _save_state(c: Control, e: SaveState) -> Record:
+    cells = tuple((cell, c.cells.get(cell, _START)) for cell in e.cells)
+    made = Checkpoint(cells, c.weights, tuple(c.queues.items()))
+    c.slots[e.into] = Held(None, e.phase, checkpoint=made)
+    return Record(
+        c.pc, "save", e.phase.value, None, saved=_saved(cells), pending=_pending(made.queues), weights=c.weights
+    )
+
+
+def _restart(c: Control, e: Restart) -> Record:
+    c.cells, c.queues, c.mail, c.weights = {}, {}, {}, 0
+    c.slots = {name: c.held(name) for name in e.keep}
+    return Record(c.pc, "restart", e.phase.value, None)
+
+
+def _load_state(c: Control, e: LoadState) -> Record:
+    made = c.held(e.source).checkpoint
+    if made is None:
+        raise CaseError(f"event {c.pc} reads a checkpoint from slot {e.source}, which holds none")
+    for cell, epochs in made.cells:
+        live = c.cells.get(cell, _START)
+        state = epochs.state if "state" in e.parts else live.state
+        c.cells[cell] = Epochs(state, epochs.descale if "descale" in e.parts else live.descale)
+    if "weights" in e.parts:
+        c.weights = made.weights
+    if "queues" in e.parts:
+        c.queues = dict(made.queues)
+    now = tuple((cell, c.cells[cell]) for cell, _ in made.cells)
+    return Record(
+        c.pc, "restore_state", e.phase.value, None, saved=_saved(made.cells), now=_saved(now),
+        pending=_pending(made.queues), now_pending=_pending(tuple(c.queues.items())),
+        weights=c.weights, weights_due=made.weights,
+    )  # fmt: skip
+
+
+def _allocate(c: Control, e: Allocate) -> Record:
+    for name in e.slots:
+        c.slots[name] = Held(None, e.phase)
+    return Record(c.pc, "allocate", e.phase.value, None)
+
+
+def _drop(c: Control, e: Drop) -> Record:
+    for name in e.slots:
+        c.slots.pop(name, None)
+    return Record(c.pc, "drop", e.phase.value, None)
+
+
+_APPLY: dict[type, Callable[[Control, Any], Record]] = {
+    Load: _load,
+    Begin: _begin,
+    Quantize: _quantize,
+    Observe: _observe,
+    Commit: _commit,
+    Fetch: _fetch,
+    Store: _store,
+    Consume: _consume,
+    Stash: _stash,
+    Restore: _restore,
+    Reduce: _reduce,
+    Wait: _wait,
+    Optimize: _optimize,
+    SaveState: _save_state,
+    Restart: _restart,
+    LoadState: _load_state,
+    Allocate: _allocate,
+    Drop: _drop,
+}

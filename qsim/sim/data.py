@@ -6,15 +6,19 @@ with, so an unpaired decode needs no special case here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
 
 from qsim.arrays import F32, AnyArray, frozen
 from qsim.backends.protocol import Backend, CastSpec
 from qsim.errors import CaseError, UsageError
-from qsim.formats import CastPolicy
+from qsim.formats import CastPolicy, get_format
 from qsim.quant import (
+    Layout,
     OpId,
     QuantizedTensor,
     QuantObservation,
@@ -28,24 +32,50 @@ from qsim.quant import (
 )
 from qsim.quant.operations import freeze
 from qsim.quant.state import center_over
+from qsim.sim.control import entry_of
 from qsim.sim.events import (
+    Allocate,
     Begin,
     Commit,
     Consume,
+    Content,
     Drop,
     Event,
     Fetch,
+    Fold,
     Load,
+    LoadState,
+    Mode,
     Observe,
     Operand,
+    Optimize,
+    Part,
     Quantize,
+    Reduce,
+    Restart,
+    Restore,
+    SaveState,
     Slot,
+    Stash,
     Store,
+    Wait,
 )
 
 T = TypeVar("T")
 Metadata = QuantSnapshot | QuantState
-Value = F32 | Metadata | QuantObservation | QuantizedTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedData:
+    """What a save wrote down: states by cell, queues by name."""
+
+    states: Mapping[StateKey, QuantState]
+    queues: Mapping[str, tuple[tuple[OpId, Value], ...]]
+
+
+Value = F32 | Metadata | QuantObservation | QuantizedTensor | SavedData
+UNWRITTEN = 0xFF
+"""The byte of a buffer of codes that nothing was written to: NaN in the 8-bit formats, as sanitizers fill memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +129,14 @@ class Env:
         return frozen((self.backend.matmul if self.reproducible else self.backend.xp.matmul)(left, right))
 
 
-class Data(NamedTuple):
-    """Live states by owner, values by slot."""
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Live states by owner, values by slot, queues of stashed values, observations handed in to reductions."""
 
-    states: Mapping[StateKey, QuantState]
-    slots: Mapping[Slot, Value]
+    states: Mapping[StateKey, QuantState] = field(default_factory=dict)
+    slots: Mapping[Slot, Value] = field(default_factory=dict)
+    queues: Mapping[str, tuple[tuple[OpId, Value], ...]] = field(default_factory=dict)
+    mail: Mapping[str, tuple[QuantObservation, ...]] = field(default_factory=dict)
 
 
 def _state(data: Data, cell: StateKey, env: Env) -> QuantState:
@@ -113,24 +146,17 @@ def _state(data: Data, cell: StateKey, env: Env) -> QuantState:
 
 def data_step(data: Data, event: Event, env: Env) -> Data:
     """The data after ``event``."""
-    slots = data.slots
     match event:
-        case Load(_, key, out):
-            return _put(data, out, env.backend.put(env.load(key)))
+        case Load(_, key, out, content):
+            return _put(data, out, env.backend.put(holding(env.load(key), content)))
         case Begin(_, op, cell, into, obs):
             seen = None if obs is None else take(data, obs, QuantObservation)
             return _put(data, into, freeze(_state(data, cell, env), op=op, recipe=env.recipe, observation=seen))
-        case Quantize(_, _, src, by, out):
-            tensor = quantize_with_snapshot(
-                take(data, src, env.tensors),
-                take(data, by, QuantSnapshot),
-                backend=env.backend,
-                policy=env.policy,
-            )
-            return _put(data, out, tensor)
+        case Quantize(_, op, src, by, out, mode):
+            return _put(data, out, _cast(take(data, src, env.tensors), take(data, by, QuantSnapshot), op, mode, env))
         case Observe(_, op, src, by, into):
             snapshot = None if by is None else take(data, by, QuantSnapshot)
-            seen = observe_for_future_state(
+            observed = observe_for_future_state(
                 take(data, src, env.tensors),
                 snapshot=snapshot,
                 recipe=env.recipe,
@@ -138,25 +164,118 @@ def data_step(data: Data, event: Event, env: Env) -> Data:
                 op=op,
                 lead=len(env.lead),
             )
-            return _put(data, into, seen)
-        case Commit(_, _, cell, obs):
-            merged = merge_observations([take(data, name, QuantObservation) for name in obs])
-            return _set(data, cell, env.recipe.advance(_state(data, cell, env), merged))
+            return _put(data, into, observed)
+        case Commit(_, _, cell, obs, fold):
+            return _set(data, cell, _advanced(data, _state(data, cell, env), obs, fold, env))
         case Fetch(_, _, cell, into):
             return _put(data, into, _state(data, cell, env))
-        case Store(_, _, cell, base, obs):
-            merged = merge_observations([take(data, name, QuantObservation) for name in obs])
-            return _set(data, cell, env.recipe.advance(take(data, base, QuantState), merged))
+        case Store(_, _, cell, base, obs, fold, part):
+            new, live = _advanced(data, take(data, base, QuantState), obs, fold, env), _state(data, cell, env)
+            if part is Part.SCALE:
+                new = replace(new, descale=live.descale)
+            elif part is Part.DESCALE:
+                new = replace(live, descale=new.descale)
+            return _set(data, cell, new)
         case Consume(_, _, gemm, (left, right), out):
             return _put(data, out, env.gemm(gemm, _decoded(data, left, env), _decoded(data, right, env)))
         case Drop(_, gone):
-            return Data(data.states, {name: value for name, value in slots.items() if name not in gone})
+            return replace(data, slots={name: value for name, value in data.slots.items() if name not in gone})
+        case _:
+            return _moved(data, event, env)
+
+
+def _moved(data: Data, event: Event, env: Env) -> Data:
+    """The data after an event that computes nothing: values change their place."""
+    match event:
+        case Stash(_, op, queue, name):
+            return replace(data, queues={**data.queues, queue: (*data.queues.get(queue, ()), (op, data.slots[name]))})
+        case Restore(_, op, queue, into, how):
+            entries = data.queues.get(queue, ())
+            at = entry_of([key for key, _ in entries], op, how)
+            if at < 0:
+                return data
+            left = replace(data, queues={**data.queues, queue: entries[:at] + entries[at + 1 :]})
+            return _put(left, into, entries[at][1])
+        case Reduce(_, _, group, obs):
+            sent = (*data.mail.get(group.name, ()), take(data, obs, QuantObservation))
+            return replace(data, mail={**data.mail, group.name: sent})
+        case Wait(_, _, group, into):
+            return _put(data, into, merge_observations(data.mail[group.name]))
+        case SaveState(_, cells, into):
+            states = {cell: data.states[cell] for cell in cells if cell in data.states}
+            return _put(data, into, SavedData(states=MappingProxyType(states), queues=data.queues))
+        case Restart(_, keep):
+            return Data(slots={name: data.slots[name] for name in keep})
+        case LoadState(_, source, parts):
+            return _loaded(data, take(data, source, SavedData), parts, env)
+        case Allocate(_, like, names):
+            return replace(data, slots={**data.slots, **dict.fromkeys(names, _unwritten(like, env))})
+        case Optimize():
+            return data
+        case _:
+            raise AssertionError(f"{type(event).__name__} is an event that data_step does not know")
+
+
+def holding(x: F32, content: Content) -> F32:
+    """``x`` [R, ...] as its content says: zeros where no tokens came, one Inf a replica where it is not finite."""
+    match content:
+        case Content.NORMAL:
+            return x
+        case Content.EMPTY:
+            return frozen(np.zeros_like(x))
+        case Content.NONFINITE:
+            poisoned = x.copy()
+            poisoned.reshape(x.shape[0], -1)[:, 0] = np.inf
+            return frozen(poisoned)
+
+
+def _cast(x: F32, snapshot: QuantSnapshot, op: OpId, mode: Mode, env: Env) -> F32 | QuantizedTensor:
+    """The codes of ``x`` in a context; ``x`` itself where low precision is off."""
+    if not mode.enabled:
+        return x
+    if mode.fmt:
+        snapshot = replace(snapshot, fmt=get_format(mode.fmt))
+    return quantize_with_snapshot(x, snapshot, backend=env.backend, policy=env.policy)
+
+
+def _advanced(data: Data, live: QuantState, obs: tuple[Slot, ...], fold: Fold, env: Env) -> QuantState:
+    """The successor of ``live``, by the rules of this commit."""
+    recipe = env.recipe
+    if (recipe.zero_rule, recipe.nonfinite_rule) != (fold.zero, fold.nonfinite):
+        recipe = replace(recipe, zero_rule=fold.zero, nonfinite_rule=fold.nonfinite)
+    return recipe.advance(live, merge_observations([take(data, name, QuantObservation) for name in obs]))
+
+
+def _loaded(data: Data, saved: SavedData, parts: Iterable[str], env: Env) -> Data:
+    states = dict(data.states)
+    for cell, state in saved.states.items():
+        live = _state(data, cell, env)
+        taken = state if "state" in parts else live
+        states[cell] = replace(taken, descale=(state if "descale" in parts else live).descale)
+    return replace(data, states=states, queues=saved.queues if "queues" in parts else data.queues)
+
+
+def _unwritten(like: OpId, env: Env) -> QuantizedTensor:
+    x = env.load(like)
+    cell = StateKey(like.layer_id, like.site, like.role_id)
+    return QuantizedTensor(
+        codes=env.backend.put(frozen(np.full(x.shape, UNWRITTEN, np.uint8))),
+        scales=None,
+        layout=Layout.ONE_PER_BYTE,
+        shape=x.shape,
+        snapshot=freeze(env.recipe.initial(cell, env.lead), op=like, recipe=env.recipe, observation=None),
+        amax=frozen(np.zeros(env.lead, np.float32)),
+        counts=None,
+    )
 
 
 def _decoded(data: Data, operand: Operand, env: Env) -> F32:
     if operand.descale is None:
         return take(data, operand.codes, env.tensors)
     center = None if operand.center is None else metadata(data, operand.center)
+    codes = data.slots[operand.codes]
+    if isinstance(codes, env.tensors):
+        return codes  # low precision was off when it was made
     codes = take(data, operand.codes, QuantizedTensor)
     return env.decode(codes, metadata(data, operand.descale), center)
 
@@ -178,8 +297,8 @@ def metadata(data: Data, name: Slot) -> Metadata:
 
 
 def _put(data: Data, name: Slot, value: Value) -> Data:
-    return Data(data.states, {**data.slots, name: value})
+    return replace(data, slots={**data.slots, name: value})
 
 
 def _set(data: Data, cell: StateKey, state: QuantState) -> Data:
-    return Data({**data.states, cell: state}, data.slots)
+    return replace(data, states={**data.states, cell: state})

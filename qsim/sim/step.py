@@ -11,9 +11,9 @@ from qsim.arrays import F32, frozen
 from qsim.quant import QuantizedTensor
 from qsim.record import Record
 from qsim.sim.case import Case
-from qsim.sim.control import Control, Index, control_step, index_of, witness
+from qsim.sim.control import Control, apply, control_step, witness
 from qsim.sim.data import Data, Env, Metadata, data_step, metadata, take
-from qsim.sim.events import Consume, Event, Operand, Quantize, Slot
+from qsim.sim.events import Consume, Event, Operand, Quantize
 
 
 class World(NamedTuple):
@@ -23,9 +23,9 @@ class World(NamedTuple):
     data: Data
 
 
-def step(world: World, event: Event, env: Env, index: Index) -> World:
+def step(world: World, event: Event, env: Env) -> World:
     """The world after ``event``; the old one stays as it was."""
-    return World(control_step(world.control, event, index), data_step(world.data, event, env))
+    return World(control_step(world.control, event), data_step(world.data, event, env))
 
 
 class Used(NamedTuple):
@@ -53,13 +53,8 @@ class Trace:
 
 def records_of(case: Case) -> tuple[Record, ...]:
     """The records of a case without touching a tensor: control alone decides every version."""
-    index = index_of(case.schedule)
-    control, records = index.start(), []
-    for event in case.schedule:
-        after = control_step(control, event, index)
-        records.append(witness(control, event, after, index))
-        control = after
-    return tuple(records)
+    control = Control()
+    return tuple([apply(control, event) for event in case.schedule])
 
 
 def run(case: Case, env: Env) -> Trace:
@@ -67,12 +62,11 @@ def run(case: Case, env: Env) -> Trace:
 
     Raises CaseError where the schedule reads what was never written.
     """
-    index = index_of(case.schedule)
-    world, keeper = World(index.start(), Data({}, {})), _Keeper(env)
+    world, keeper = World(Control(), Data()), _Keeper(env)
     records: list[Record] = []
     for event in case.schedule:
-        after = step(world, event, env, index)
-        records.append(witness(world.control, event, after.control, index))
+        after = step(world, event, env)
+        records.append(witness(world.control, event))
         keeper.keep(len(records) - 1, event, after.data)
         world = after
     return keeper.trace(tuple(records))
@@ -84,7 +78,7 @@ def replay(case: Case, env: Env, records: tuple[Record, ...]) -> Trace:
     Control depends on no number, so a study computes ``records_of`` once for all formats, windows and seeds of
     one schedule. Equal to ``run`` in every record and bit.
     """
-    data, keeper = Data({}, {}), _Keeper(env)
+    data, keeper = Data(), _Keeper(env)
     for seq, event in enumerate(case.schedule):
         data = data_step(data, event, env)
         keeper.keep(seq, event, data)
@@ -100,17 +94,18 @@ class _Keeper:
         self._casts: dict[int, QuantizedTensor] = {}
         self._outputs: dict[int, F32] = {}
         self._used: dict[int, tuple[Used, ...]] = {}
-        self._made: dict[Slot, int] = {}
+        self._made: dict[int, int] = {}  # by identity: the casts stay alive here
 
     def keep(self, seq: int, event: Event, data: Data) -> None:
         """Keep what ``event`` made."""
-        if isinstance(event, Quantize):
+        if isinstance(event, Quantize) and event.mode.enabled:
             self._inputs[seq] = take(data, event.src, self._env.tensors)
             self._casts[seq] = take(data, event.out, QuantizedTensor)
-            self._made[event.out] = seq
+            self._made[id(self._casts[seq])] = seq
         elif isinstance(event, Consume):
             self._outputs[seq] = take(data, event.out, self._env.tensors)
-            self._used[seq] = tuple(_used(data, o, self._made) for o in event.operands if o.descale is not None)
+            cast = [o for o in event.operands if o.descale is not None and id(data.slots[o.codes]) in self._made]
+            self._used[seq] = tuple(_used(data, o, self._made) for o in cast)
 
     def trace(self, records: tuple[Record, ...]) -> Trace:
         """All of it, read-only."""
@@ -132,7 +127,7 @@ class _Keeper:
         )
 
 
-def _used(data: Data, operand: Operand, made: Mapping[Slot, int]) -> Used:
+def _used(data: Data, operand: Operand, made: Mapping[int, int]) -> Used:
     assert operand.descale is not None, "the caller leaves out operands that were never cast"
     center = None if operand.center is None else metadata(data, operand.center)
-    return Used(made[operand.codes], metadata(data, operand.descale), center)
+    return Used(made[id(data.slots[operand.codes])], metadata(data, operand.descale), center)

@@ -13,7 +13,7 @@ from qsim.errors import CaseError
 from qsim.quant import OpId, QuantState
 from qsim.severity import replay_mismatch
 from qsim.sim import CONTRASTS, DEFECTS, FIXES, ScheduleSpec, Trace, check, records_of, replay, run
-from qsim.sim.control import index_of
+from qsim.sim.control import Control
 from qsim.sim.data import Data, data_step
 from qsim.sim.events import Begin, Commit, Consume, Fetch, Phase
 from qsim.sim.step import World, step
@@ -120,11 +120,11 @@ def test_running_twice_gives_one_result() -> None:
 
 def test_a_step_leaves_the_world_before_it_as_it_was() -> None:
     case = case_of(recipe_of("delayed"), spec=ScheduleSpec(steps=1, layers=1))
-    env, index = env_of(case), index_of(case.schedule)
-    world = World(index.start(), Data({}, {}))
+    env = env_of(case)
+    world = World(Control(), Data())
     for event in case.schedule:
-        control, slots, states = world.control, dict(world.data.slots), dict(world.data.states)
-        after = step(world, event, env, index)
+        control, slots, states = world.control.copy(), dict(world.data.slots), dict(world.data.states)
+        after = step(world, event, env)
         assert control == world.control
         assert slots.keys() == world.data.slots.keys()
         assert all(slots[name] is world.data.slots[name] for name in slots)
@@ -145,12 +145,12 @@ def test_control_and_data_agree_on_every_epoch() -> None:
     for name in ("D03", "D04", "D09", "D10"):
         defect = DEFECTS[name]
         case = defect.rewrite(case_of(recipe_of("delayed"), defect=defect))
-        env, index = env_of(case), index_of(case.schedule)
-        world = World(index.start(), Data({}, {}))
+        env = env_of(case)
+        world = World(Control(), Data())
         for event in case.schedule:
-            world = step(world, event, env, index)
+            world = step(world, event, env)
             for cell, state in world.data.states.items():
-                assert state.epoch == world.control.epochs[index.cell_of[cell]]
+                assert state.epoch == world.control.epoch(cell)
 
 
 def test_a_consumer_decodes_with_exactly_the_metadata_that_it_names() -> None:
@@ -202,7 +202,7 @@ def test_a_slot_with_the_wrong_kind_of_value_is_an_error() -> None:
     env = env_of(case)
     consume = next(e for e in case.schedule if isinstance(e, Consume))
     begin = next(e for e in case.schedule if isinstance(e, Begin))
-    data = data_step(Data({}, {}), begin, env)
+    data = data_step(Data(), begin, env)
     with pytest.raises(CaseError, match="holds a QuantSnapshot; this event needs a QuantObservation"):
         data_step(data, Commit(Phase.FORWARD, begin.op, begin.cell, (begin.into,)), env)
     fetched = data_step(data, Fetch(Phase.FORWARD, begin.op, begin.cell, consume.operands[0].codes), env)

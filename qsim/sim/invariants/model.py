@@ -1,0 +1,112 @@
+"""What a rule is, and a trace as its judges read it. Judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from qsim.quant import OpId
+from qsim.record import Op, OperandRecord, Record, Version
+from qsim.sim.presets import Cadence
+from qsim.sim.scopes import Scope
+
+TRAINING = ("f", "b")
+"""Phases whose observations a commit may fold in: the forward, and a gradient's only cast."""
+
+Unit = tuple[int, ...]
+
+
+class Violation(NamedTuple):
+    """One broken rule.
+
+    invariant: "I1" ...; event: ``seq`` of the record that broke it; events: all that are involved, ascending, as far as
+    the rule knows them; ``event`` is among them.
+    """
+
+    invariant: str
+    event: int
+    owner: str
+    because: str
+    events: tuple[int, ...] = ()
+
+
+@lru_cache(maxsize=65536)
+def _owner_of(scope: Scope, owned: tuple[int, ...]) -> str:
+    layer, site, role, worker = owned
+    return str(scope(OpId(0, 0, layer, site, role, worker)))
+
+
+def unit_of(op: Op | None, unit: Cadence) -> Unit:
+    """The logical unit that ``op`` belongs to: its step, or its step and microbatch."""
+    assert op is not None, "the caller looks at records with an op"
+    return op[:1] if unit is Cadence.STEP else op[:2]
+
+
+class Judged:
+    """The records of a trace by kind, and what was declared: scope of owners, unit of a commit, number of ranks.
+
+    ranks above 1: workers are ranks of one group, whose states are replicas and must agree.
+    """
+
+    def __init__(self, records: Sequence[Record], *, scope: Scope, unit: Cadence, ranks: int) -> None:
+        self.records, self.scope, self.unit, self.ranks = records, scope, unit, ranks
+        self._kinds: dict[str, list[Record]] = {}
+        for record in records:
+            self._kinds.setdefault(record.kind, []).append(record)
+        self._merged: dict[tuple[str, ...], list[Record]] = {}
+
+    def of(self, *kinds: str) -> list[Record]:
+        """The records of these kinds, in order."""
+        if len(kinds) == 1:
+            return self._kinds.get(kinds[0], [])
+        if kinds not in self._merged:
+            found = [record for kind in kinds for record in self._kinds.get(kind, ())]
+            self._merged[kinds] = sorted(found, key=lambda record: record.seq)
+        return self._merged[kinds]
+
+    def owner(self, op: Op | None) -> str:
+        """The declared owner of an op: it depends on layer, site, role and worker alone."""
+        assert op is not None, "the caller looks at records with an op"
+        return _owner_of(self.scope, op[2:6])
+
+    def replica(self, op: Op | None) -> str:
+        """The owner without its rank: what the replicas of one state have in common."""
+        assert op is not None, "the caller looks at records with an op"
+        return _owner_of(self.scope, (*op[2:5], 0))
+
+    def unit_of(self, op: Op | None) -> Unit:
+        """The declared unit of an op."""
+        return unit_of(op, self.unit)
+
+    def operands(self) -> Iterator[tuple[Record, OperandRecord]]:
+        """Every operand that was cast, with its consumer."""
+        for record in self.of("consume"):
+            for operand in record.operands:
+                if operand.codes is not None:
+                    yield record, operand
+
+
+Judge = Callable[[Judged], Iterable[Violation]]
+
+
+class Rule(NamedTuple):
+    """An invariant: its id, its name, its meaning in one line, and its judge."""
+
+    id: str
+    name: str
+    meaning: str
+    judge: Judge
+
+
+def same(a: Version | None, b: Version | None) -> bool:
+    """Same owner and same epoch: what pairing means. The op is not compared, it is I4's."""
+    return a is not None and b is not None and (a.owner, a.epoch) == (b.owner, b.epoch)
+
+
+def show(version: Version | None) -> str:
+    """A version as a reader writes it."""
+    if version is None:
+        return "nothing"
+    torn = "" if version.descale is None else f" with the descale of {version.descale}"
+    return f"{version.owner}@{version.epoch}{torn}"
