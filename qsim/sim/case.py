@@ -13,10 +13,16 @@ from qsim.sim.scopes import Scope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What was declared, and what a trace is held against: who owns a state, and the unit of a commit."""
+    """What was declared, and what a trace is held against: who owns a state, the unit of a commit, the ranks.
+
+    ranks: workers of one group whose states are replicas, 1 where workers are none. traits: what the schedule does,
+    by name, as ``ScheduleSpec.traits`` says, with "gradients", "centre" and "two sites" of body and recipe.
+    """
 
     scope: Scope
     unit: Cadence
+    ranks: int = 1
+    traits: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -276,6 +276,8 @@ def _restore(c: Control, e: Restore) -> Record:
     if at >= 0:
         got, c.slots[e.into] = queue[at]
         c.queues[e.queue] = queue[:at] + queue[at + 1 :]
+    else:
+        c.slots[e.into] = Held(e.op, e.phase, _version(c, e.cell, e.op))
     return Record(c.pc, "restore", e.phase.value, e.op, queue=e.queue, got=got)
 
 

@@ -189,11 +189,12 @@ def _moved(data: Data, event: Event, env: Env) -> Data:
     match event:
         case Stash(_, op, queue, name):
             return replace(data, queues={**data.queues, queue: (*data.queues.get(queue, ()), (op, data.slots[name]))})
-        case Restore(_, op, queue, into, how):
+        case Restore(_, op, queue, into, how, cell):
             entries = data.queues.get(queue, ())
             at = entry_of([key for key, _ in entries], op, how)
             if at < 0:
-                return data
+                live = _state(data, cell, env)
+                return _put(data, into, freeze(live, op=op, recipe=env.recipe, observation=None))
             left = replace(data, queues={**data.queues, queue: entries[:at] + entries[at + 1 :]})
             return _put(left, into, entries[at][1])
         case Reduce(_, _, group, obs):

@@ -203,13 +203,16 @@ class Stash(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Take an entry of ``queue`` out, into a slot. Where there is none, the slot stays as it is."""
+    """Take an entry of ``queue`` out, into a slot. Where there is none, the live state of ``cell`` is frozen instead:
+    what a quantizer goes on with into which nothing was swapped back.
+    """
 
     phase: Phase
     op: OpId
     queue: str
     into: Slot
     take: Take
+    cell: StateKey
 
 
 class Group(NamedTuple):

@@ -1,4 +1,4 @@
-"""Presets: how one real system orders the events of a cast. One literal each; knows no defect."""
+"""Presets: how one real system runs the life of a state. One literal each, policy axes as data; knows no defect."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
+
+from qsim.quant import NonFiniteRule
 
 
 class Verb(Enum):
@@ -33,11 +36,60 @@ class Cadence(Enum):
     NEVER = "never"
 
 
+class Trigger(Enum):
+    """What makes a commit happen."""
+
+    CAST = "every cast, inside the call"
+    EXIT = "the end of a pass: forward leaves its region, backward its last module"
+    CALL = "an explicit call once a step"
+    GRADIENTS = "the application of the gradients, once a step"
+    NEVER = "nothing"
+
+
+class Keeps(Enum):
+    """Where recompute finds what forward encoded with."""
+
+    SLOT = "a snapshot under the operation's own key"
+    FIFO = "a queue a module, oldest first"
+    LIFO = "a queue a module, newest first"
+    LIVE = "nowhere: it reads the live state again"
+
+
+class Detects(Enum):
+    """How the quantizer knows in which phase it is."""
+
+    CALLER = "the caller says so"
+    GLOBAL_FLAG = "a global flag that the checkpoint sets"
+    PURITY = "it need not know: it is a pure function, and what recompute returns is thrown away"
+    NOTHING = "it does not know"
+
+
+class Reduces(Enum):
+    """Which ranks agree on an amax before a commit."""
+
+    OWNER = "the ranks that hold a replica of the state"
+    GROUP = "a declared group, forward and backward apart"
+    WORLD = "all ranks"
+    SHARDING = "those that the compiler's sharding implies"
+    NOTHING = "none: each rank has a state of its own"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What a preset breaks by itself on schedules that have all of these features."""
+
+    features: frozenset[str]
+    breaks: frozenset[str]
+    because: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     """forward, recompute: what happens to each operand before its GEMM, in order.
 
-    breaks: the invariants that this order breaks by itself; empty for a correct protocol.
+    rules: options of a recipe with memory by which this system differs (zero rule, window convention, merge rule,
+    initial state ...), as pairs of name and value. breaks: the invariants that this order breaks by itself, on every
+    schedule; faults: those that it breaks on some. Empty for a correct protocol.
     """
 
     name: str
@@ -45,11 +97,23 @@ class Preset:
     recompute: tuple[Verb, ...]
     reads: Reads
     cadence: Cadence
+    trigger: Trigger
+    keeps: Keeps = Keeps.SLOT
+    detects: Detects = Detects.CALLER
+    reduces: Reduces = Reduces.OWNER
+    rules: tuple[tuple[str, Any], ...] = ()
     breaks: frozenset[str] = frozenset()
+    faults: tuple[Fault, ...] = ()
     story: str
 
+    def breaks_on(self, features: frozenset[str]) -> frozenset[str]:
+        """The invariants that this preset breaks by itself on a schedule with these features."""
+        return self.breaks.union(*(fault.breaks for fault in self.faults if fault.features <= features))
 
-_ALL = (Verb.BEGIN, Verb.QUANTIZE, Verb.OBSERVE, Verb.COMMIT)
+
+_CAST = (Verb.BEGIN, Verb.QUANTIZE, Verb.OBSERVE)
+_ALL = (*_CAST, Verb.COMMIT)
+_CAREFUL = (("nonfinite_rule", NonFiniteRule.FINITE),)
 
 SEED_CORRECT = Preset(
     name="seed_correct",
@@ -57,6 +121,8 @@ SEED_CORRECT = Preset(
     recompute=(Verb.QUANTIZE,),
     reads=Reads.SNAPSHOT,
     cadence=Cadence.MICROBATCH,
+    trigger=Trigger.CAST,
+    rules=_CAREFUL,
     story="Snapshot first; one commit after the encode; every consumer and the recompute read the snapshot.",
 )
 SEED_DEFECTIVE = Preset(
@@ -65,8 +131,82 @@ SEED_DEFECTIVE = Preset(
     recompute=_ALL,
     reads=Reads.LIVE,
     cadence=Cadence.MICROBATCH,
+    trigger=Trigger.CAST,
+    keeps=Keeps.LIVE,
+    detects=Detects.NOTHING,
+    rules=_CAREFUL,
     breaks=frozenset({"I1", "I2", "I3", "I5"}),
     story="The quantizer advances inside the call, the GEMM reads the live descale, recompute does it all again.",
+)
+TE_FUSED = Preset(
+    name="te_fused",
+    forward=_CAST,
+    recompute=(Verb.QUANTIZE,),
+    reads=Reads.SNAPSHOT,
+    cadence=Cadence.MICROBATCH,
+    trigger=Trigger.EXIT,
+    keeps=Keeps.FIFO,
+    detects=Detects.GLOBAL_FLAG,
+    reduces=Reduces.GROUP,
+    story="Transformer Engine, delayed scaling, fused update: the region's exit commits every microbatch, a FIFO a "
+    "module carries scales to recompute; a zero amax does not roll the window.",
+)
+TE_UNFUSED = Preset(
+    name="te_unfused",
+    forward=_CAST,
+    recompute=(Verb.QUANTIZE,),
+    reads=Reads.SNAPSHOT,
+    cadence=Cadence.MICROBATCH,
+    trigger=Trigger.EXIT,
+    keeps=Keeps.FIFO,
+    detects=Detects.GLOBAL_FLAG,
+    reduces=Reduces.GROUP,
+    story="Transformer Engine, delayed scaling, update tensor by tensor: as te_fused, but a zero amax rolls in.",
+)
+TORCHAO_DELAYED = Preset(
+    name="torchao_delayed",
+    forward=_CAST,
+    recompute=(Verb.BEGIN, Verb.QUANTIZE),
+    reads=Reads.SNAPSHOT,
+    cadence=Cadence.STEP,
+    trigger=Trigger.CALL,
+    keeps=Keeps.LIVE,
+    detects=Detects.NOTHING,
+    reduces=Reduces.WORLD,
+    story="torchao's delayed scaling: one call a step renews every scale, so recompute may read the live state; each "
+    "cast overwrites the amax, so the last microbatch of a step speaks for all.",
+)
+FLAX = Preset(
+    name="flax",
+    forward=_CAST,
+    recompute=(Verb.QUANTIZE,),
+    reads=Reads.SNAPSHOT,
+    cadence=Cadence.STEP,
+    trigger=Trigger.GRADIENTS,
+    detects=Detects.PURITY,
+    reduces=Reduces.SHARDING,
+    story="flax: the state goes in as a parameter and its successor comes out as its gradient, applied once a step.",
+)
+TE_JAX = Preset(
+    name="te_jax",
+    forward=_ALL,
+    recompute=(Verb.QUANTIZE,),
+    reads=Reads.SNAPSHOT,
+    cadence=Cadence.MICROBATCH,
+    trigger=Trigger.CAST,
+    detects=Detects.PURITY,
+    reduces=Reduces.SHARDING,
+    story="Transformer Engine for JAX: every quantize returns the next state; recompute gets forward's as its input.",
+)
+MSAMP = Preset(
+    name="msamp",
+    forward=_ALL,
+    recompute=(Verb.QUANTIZE,),
+    reads=Reads.SNAPSHOT,
+    cadence=Cadence.MICROBATCH,
+    trigger=Trigger.CAST,
+    reduces=Reduces.WORLD,
+    story="MS-AMP: every cast renews a power-of-two scale, and the tensor refers to the metadata it was made with.",
 )
 CURRENT = Preset(
     name="current",
@@ -74,6 +214,9 @@ CURRENT = Preset(
     recompute=(Verb.QUANTIZE,),
     reads=Reads.SNAPSHOT,
     cadence=Cadence.NEVER,
+    trigger=Trigger.NEVER,
+    detects=Detects.PURITY,
+    reduces=Reduces.NOTHING,
     story="Just-in-time scaling: the scale comes from the tensor in hand, nothing is remembered or committed.",
 )
 NONE = Preset(
@@ -82,9 +225,26 @@ NONE = Preset(
     recompute=(),
     reads=Reads.RAW,
     cadence=Cadence.NEVER,
+    trigger=Trigger.NEVER,
+    keeps=Keeps.LIVE,
+    reduces=Reduces.NOTHING,
     story="High-precision control: nothing is cast, so no lifecycle can go wrong.",
 )
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {preset.name: preset for preset in (SEED_CORRECT, SEED_DEFECTIVE, CURRENT, NONE)}
+    {
+        preset.name: preset
+        for preset in (
+            SEED_CORRECT,
+            SEED_DEFECTIVE,
+            TE_FUSED,
+            TE_UNFUSED,
+            TORCHAO_DELAYED,
+            FLAX,
+            TE_JAX,
+            MSAMP,
+            CURRENT,
+            NONE,
+        )
+    }
 )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from qsim.quant import OpId
-from qsim.record import FoldRecord, Op, Record, Seen
+from qsim.record import FoldRecord, Record, Seen
 from qsim.sim.invariants.model import TRAINING, Judged, Rule, Unit, Violation
 from qsim.sim.presets import Cadence
 
@@ -185,18 +185,22 @@ def _latched(trace: Judged) -> Iterator[Violation]:
 
 
 def _collectives(trace: Judged) -> Iterator[Violation]:
-    sent: dict[str, list[Op]] = {}
-    for record in trace.of("reduce"):
-        assert record.op is not None, "a rank reduces for an operation"
-        sent.setdefault(record.group, []).append(record.op)
-    for record in trace.of("wait"):
-        there = len(sent.get(record.group, ()))
-        if there != record.size:
+    sent: Counter[str] = Counter()
+    served: Counter[str] = Counter()
+    for record in trace.of("reduce", "wait"):
+        if record.kind == "reduce":
+            sent[record.group] += 1
+            continue
+        if sent[record.group] != record.size:
             yield Violation(
                 "I12", record.seq, trace.owner(record.op),
-                f"reduction {record.group} waits for {record.size} rank(s) and {there} take part: a hang or a mismatch",
+                f"reduction {record.group} waits for {record.size} rank(s) and {sent[record.group]} take part: a hang "
+                "or a mismatch",
                 (record.seq,),
             )  # fmt: skip
+        served[record.group] += 1
+        if served[record.group] >= record.size:  # the round is over; a rerun may use its name again
+            sent[record.group] = served[record.group] = 0
 
 
 SINGLE_COMMIT = Rule("I3", "single_commit", "one commit per owner and logical unit, none lost", _single_commit)

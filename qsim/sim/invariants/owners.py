@@ -66,7 +66,7 @@ def _same_values(trace: Judged) -> Iterator[Violation]:
             if of[4] != 1:  # weights alone are replicated
                 continue
             cast = operand.codes is not None
-            seen, where = first.setdefault((of[0], *of[2:5], record.gemm), (cast, record))
+            seen, where = first.setdefault((of[0], *of[2:5], record.gemm, record.phase), (cast, record))
             if seen != cast:
                 yield Violation(
                     "I6", record.seq, trace.owner(of),

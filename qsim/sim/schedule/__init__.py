@@ -1,0 +1,28 @@
+"""Schedules: sizes, orders and features become events. Knows no defect and no tensor."""
+
+from qsim.sim.schedule.build import CHECKPOINT, build_case, cell_of, ruled
+from qsim.sim.schedule.order import Kind, Pass, parts_of, passes_of
+from qsim.sim.schedule.spec import GROUPS, Body, Feature, Linear, Order, ScheduleSpec, Scores, features_of
+from qsim.sim.schedule.writer import OTHER_FORMAT, queue_of, slot
+
+__all__ = [
+    "CHECKPOINT",
+    "GROUPS",
+    "OTHER_FORMAT",
+    "Body",
+    "Feature",
+    "Kind",
+    "Linear",
+    "Order",
+    "Pass",
+    "ScheduleSpec",
+    "Scores",
+    "build_case",
+    "cell_of",
+    "features_of",
+    "parts_of",
+    "passes_of",
+    "queue_of",
+    "ruled",
+    "slot",
+]

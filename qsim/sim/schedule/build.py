@@ -1,0 +1,263 @@
+"""Builds schedules: the passes of every step, what happens between them, the commits of a unit. Knows no defect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from qsim.errors import CaseError
+from qsim.formats import POLICIES, CastPolicy
+from qsim.quant import OpId, Recipe, StateKey, Timing
+from qsim.sim.case import Case, Context
+from qsim.sim.events import (
+    Begin,
+    Commit,
+    Consume,
+    Drop,
+    Event,
+    Fetch,
+    Fold,
+    Group,
+    Load,
+    LoadState,
+    Observe,
+    Operand,
+    Optimize,
+    Phase,
+    Reduce,
+    Restart,
+    SaveState,
+    Schedule,
+    Store,
+    Wait,
+)
+from qsim.sim.presets import Cadence, Preset, Reads, Trigger, Verb
+from qsim.sim.schedule.layers import backward_layer, forward_layer, recompute_layer, weights_layer, works_of
+from qsim.sim.schedule.order import Kind, Pass, parts_of, passes_of
+from qsim.sim.schedule.spec import Body, Feature, ScheduleSpec
+from qsim.sim.schedule.writer import Writer, slot
+from qsim.sim.scopes import LAYER, LAYER_WORKER, Scope
+
+CHECKPOINT = "checkpoint"
+"""The slot that a save fills."""
+
+_INTERLUDES = {
+    Feature.EVALUATION: Phase.EVALUATE,
+    Feature.CALIBRATION: Phase.CALIBRATE,
+    Feature.PADDING: Phase.PADDING,
+}
+
+
+def _batch(writer: Writer, step: int, batch: int) -> tuple[OpId, ...]:
+    """The first operation of each worker's ``batch``-th microbatch."""
+    spec = writer.spec
+    if writer.has(Feature.TENSOR_PARALLEL):
+        return tuple(OpId(step, batch, worker_id=w) for w in range(spec.workers))
+    return tuple(OpId(step, batch * spec.workers + w, worker_id=w) for w in range(spec.workers))
+
+
+def _entries(writer: Writer, part: range) -> list[tuple[int, int]]:
+    """(layer, visit) in the order of forward."""
+    if writer.has(Feature.TWICE):
+        return [(layer, visit) for layer in part for visit in range(2)]
+    return [(layer, visit) for visit in range(writer.spec.visits) for layer in part]
+
+
+def _pass(writer: Writer, one: Pass, step: int) -> Iterator[Event]:
+    """The events of one pass: workers proceed in step, entry by entry."""
+    starts = _batch(writer, step, one.batch)
+    entries = _entries(writer, parts_of(writer.spec)[one.part])
+    put_off = any(p.kind is Kind.WEIGHTS for p in passes_of(writer.spec))
+
+    def every(order: Iterable[tuple[int, int]]) -> Iterator[OpId]:
+        for layer, visit in order:
+            for start in starts:
+                yield start._replace(layer_id=layer, visit=visit)
+
+    match one.kind:
+        case Kind.FORWARD:
+            for at in every(entries):
+                yield from forward_layer(writer, at)
+        case Kind.BACKWARD:
+            if writer.has(Feature.NESTED):
+                for at in every(entries):
+                    yield from recompute_layer(writer, at)
+            for at in every(reversed(entries)):
+                yield from backward_layer(writer, at, put_off=put_off)
+        case Kind.WEIGHTS:
+            for at in every(reversed(entries)):
+                yield from weights_layer(writer, at)
+
+
+_PHASE_OF = {Kind.FORWARD: Phase.FORWARD, Kind.BACKWARD: Phase.BACKWARD, Kind.WEIGHTS: Phase.UPDATE}
+
+
+def _step(writer: Writer, step: int) -> list[Event]:
+    """One step: its passes, and the commits of its units."""
+    events: list[Event] = []
+    for one in passes_of(writer.spec):
+        part = list(_pass(writer, one, step))
+        if writer.trigger is Trigger.EXIT:
+            part += _commits(writer, part, _PHASE_OF[one.kind], f"t{step}/b{one.batch}")
+        events += part
+    if writer.trigger in (Trigger.CALL, Trigger.GRADIENTS):
+        events += _commits(writer, events, Phase.UPDATE, f"t{step}")
+    return events
+
+
+def _commits(writer: Writer, events: Iterable[Event], phase: Phase, unit: str) -> list[Event]:
+    """One merged commit for each owner that was observed in ``events``; ranks reduce first."""
+    seen: dict[StateKey, list[Observe]] = {}
+    for event in events:
+        if isinstance(event, Observe) and event.phase in (Phase.FORWARD, Phase.BACKWARD):
+            seen.setdefault(writer.scope(event.op), []).append(event)
+    if writer.spec.ranks > 1:
+        return list(_reduced(writer, seen, phase, unit))
+    return [
+        Commit(phase, observed[-1].op, cell, tuple(o.into for o in observed), writer.fold)
+        for cell, observed in seen.items()
+    ]
+
+
+def _reduced(writer: Writer, seen: dict[StateKey, list[Observe]], phase: Phase, unit: str) -> Iterator[Event]:
+    """Every rank hands in what it saw, then waits, then commits: the same collectives in the same order on each."""
+    groups = {cell: Group(f"{cell._replace(worker_id=-1)}/{unit}", writer.spec.ranks) for cell in seen}
+    for cell, observed in seen.items():
+        for one in observed:
+            yield Reduce(phase, one.op, _round(groups[cell], observed, one), one.into)
+    for cell, observed in seen.items():
+        for one in observed:
+            yield Wait(phase, one.op, _round(groups[cell], observed, one), slot("obs.group", one.op))
+    for cell, observed in seen.items():
+        merged = tuple(slot("obs.group", one.op) for one in observed)
+        yield Commit(phase, observed[-1].op, cell, merged, writer.fold)
+
+
+def _round(group: Group, observed: list[Observe], one: Observe) -> Group:
+    """The n-th observation of every rank meets those of the others in one round."""
+    return group if len(observed) == 1 else group._replace(name=f"{group.name}/{observed.index(one)}")
+
+
+def _interlude(writer: Writer, step: int, phase: Phase) -> Iterator[Event]:
+    """A pass of a microbatch of its own that trains nothing."""
+    for part in parts_of(writer.spec):
+        for layer in part:
+            for start in _batch(writer, step, writer.spec.batches):
+                at = start._replace(layer_id=layer)
+                yield from _looked_at(writer, at) if phase is Phase.CALIBRATE else forward_layer(writer, at, phase)
+
+
+def _looked_at(writer: Writer, at: OpId) -> Iterator[Event]:
+    """A high-precision pass: amaxes are observed, and no state takes them in."""
+    phase = Phase.CALIBRATE
+    for work in works_of(writer, at):
+        ops = work.left, work.right
+        for op in ops:
+            yield Load(phase, op, slot("x", op))
+            yield Observe(phase, op, slot("x", op), None, slot("obs.cal", op))
+        left, right = (Operand(op, slot("x", op), None, None, None) for op in ops)
+        yield Consume(phase, work.left, work.gemm, (left, right), slot(f"out.cal.{work.gemm}", work.left))
+        yield Drop(phase, tuple(name for op in ops for name in (slot("x", op), slot("obs.cal", op))))
+
+
+def build_schedule(writer: Writer) -> Schedule:
+    """All events of the spec's steps, in order."""
+    spec = writer.spec
+    steps = [_step(writer, step) for step in range(spec.steps)]
+    cells = tuple(dict.fromkeys(cell_of(event) for step in steps for event in step if cell_of(event) is not None))
+    events: list[Event] = []
+    if writer.has(Feature.GRAPH_CAPTURE) and writer.preset.reads is not Reads.RAW:
+        events += _interlude(writer, 0, Phase.CAPTURE)
+    for step, part in enumerate(steps):
+        for feature, phase in _INTERLUDES.items():
+            if writer.has(feature):
+                events += _interlude(writer, step, phase)
+        again = writer.has(Feature.RERUN) and step == spec.steps - 1
+        if again:
+            events.append(SaveState(Phase.UPDATE, cells, CHECKPOINT))  # type: ignore[arg-type]
+            events += part
+            events.append(LoadState(Phase.UPDATE, CHECKPOINT))
+        events += part
+        if writer.has(Feature.WEIGHT_CACHE):
+            events.append(Optimize(Phase.UPDATE, OpId(step)))
+        if writer.has(Feature.SAVE_RESTORE) and step == 0:
+            events.append(SaveState(Phase.UPDATE, cells, CHECKPOINT))  # type: ignore[arg-type]
+            events.append(Restart(Phase.UPDATE, (CHECKPOINT,)))
+            events.append(LoadState(Phase.UPDATE, CHECKPOINT))
+    return tuple(events)
+
+
+def cell_of(event: Event) -> StateKey | None:
+    """The cell that an event reads or advances, None for the others."""
+    return event.cell if isinstance(event, (Begin, Commit, Fetch, Store)) else None
+
+
+def build_case(
+    spec: ScheduleSpec,
+    *,
+    body: Body,
+    preset: Preset,
+    recipe: Recipe,
+    scope: Scope | None = None,
+    cadence: Cadence | None = None,
+    policy: CastPolicy = POLICIES["ocp"],
+) -> Case:
+    """A case of one preset. scope: owners, by default of each layer, site and role (and worker, where workers are
+    ranks). cadence: the unit of a commit, None for the preset's own; STEP makes a preset that commits in every cast
+    or at every exit commit once a step instead.
+
+    Raises CaseError where preset, recipe and spec do not fit.
+    """
+    scope = scope or (LAYER_WORKER if spec.ranks > 1 else LAYER)
+    if preset.cadence is Cadence.NEVER:
+        cadence = Cadence.NEVER
+        if preset.reads is not Reads.RAW and recipe.timing is not Timing.CURRENT:
+            raise CaseError(
+                f'preset "{preset.name}" commits nothing, so recipe "{recipe.name}" would keep its initial '
+                f'scale for ever; use recipe "current"'
+            )
+    unit = cadence or preset.cadence
+    if preset.breaks and unit is not preset.cadence:
+        raise CaseError(
+            f'preset "{preset.name}" is defective by its {preset.cadence.value} commits; it has no other unit'
+        )
+    recipe = ruled(recipe, preset)
+    writer = Writer(
+        spec=spec,
+        body=body,
+        preset=preset,
+        scope=scope,
+        trigger=_trigger(spec, preset, unit),
+        fold=Fold(merge=_merge(preset), zero=recipe.zero_rule, nonfinite=recipe.nonfinite_rule),
+        recipe=recipe,
+    )
+    context = Context(scope=scope, unit=unit, ranks=spec.ranks, traits=spec.traits() | _traits(body, recipe))
+    return Case(schedule=build_schedule(writer), recipe=recipe, policy=policy, context=context)
+
+
+def ruled(recipe: Recipe, preset: Preset) -> Recipe:
+    """``recipe`` with the rules of the preset's system in place of its own."""
+    return replace(recipe, **dict(preset.rules)) if preset.rules else recipe
+
+
+def _merge(preset: Preset) -> str:
+    return str(dict(preset.rules).get("merge", "max"))
+
+
+def _trigger(spec: ScheduleSpec, preset: Preset, unit: Cadence) -> Trigger:
+    """The preset's own trigger, but where another unit was asked for, or where ranks must meet before a commit."""
+    if unit is Cadence.NEVER:
+        return Trigger.NEVER
+    if unit is Cadence.STEP:
+        return preset.trigger if preset.trigger in (Trigger.CALL, Trigger.GRADIENTS) else Trigger.CALL
+    if preset.trigger in (Trigger.CALL, Trigger.GRADIENTS):
+        return Trigger.EXIT
+    if spec.ranks > 1 and Verb.COMMIT in preset.forward:
+        return Trigger.EXIT
+    return preset.trigger
+
+
+def _traits(body: Body, recipe: Recipe) -> frozenset[str]:
+    found = {"gradients"} if any(getattr(node, "gradients", False) for node in body) else set()
+    found |= {"centre"} if recipe.centred else set()
+    return frozenset(found | ({"two sites"} if len(body) > 1 else set()))
