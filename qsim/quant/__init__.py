@@ -7,6 +7,7 @@ from qsim.errors import StudyError
 from qsim.formats import FloatFormat
 from qsim.quant.centred import CenterAxis, CenterSource, CentredDelayedScaling, ObserveMode, ScaleSource
 from qsim.quant.identity import ANY, OpId, Site, StateKey, TensorRole
+from qsim.quant.merging import merge_observations
 from qsim.quant.operations import (
     begin_logical_quantization,
     commit_quant_observation,
@@ -14,16 +15,18 @@ from qsim.quant.operations import (
     observe_for_future_state,
     quantize_with_snapshot,
 )
-from qsim.quant.recipes import (
+from qsim.quant.recipes import CurrentScaling, DelayedScaling, Recipe
+from qsim.quant.rules import (
     AmaxChoice,
-    CurrentScaling,
-    DelayedScaling,
+    Fallback,
+    InitialScale,
+    MergeRule,
     NonFiniteRule,
-    Recipe,
+    ScaleGrid,
     Timing,
+    WindowRule,
     ZeroRule,
     descale_of,
-    merge_observations,
     scale_from_amax,
 )
 from qsim.quant.state import Layout, QuantizedTensor, QuantObservation, QuantSnapshot, QuantState
@@ -37,7 +40,10 @@ __all__ = [
     "CentredDelayedScaling",
     "CurrentScaling",
     "DelayedScaling",
+    "Fallback",
+    "InitialScale",
     "Layout",
+    "MergeRule",
     "NonFiniteRule",
     "ObserveMode",
     "OpId",
@@ -46,11 +52,13 @@ __all__ = [
     "QuantState",
     "QuantizedTensor",
     "Recipe",
+    "ScaleGrid",
     "ScaleSource",
     "Site",
     "StateKey",
     "TensorRole",
     "Timing",
+    "WindowRule",
     "ZeroRule",
     "begin_logical_quantization",
     "commit_quant_observation",

@@ -15,8 +15,10 @@ from qsim.arrays import F32, Bool, frozen, per_lead
 from qsim.codec.means import Sums, mean_of
 from qsim.codec.scaled.recipes import ScaleRecipe
 from qsim.errors import UsageError
-from qsim.quant.identity import StateKey
-from qsim.quant.recipes import NonFiniteRule, Recipe, Timing, is_bad
+from qsim.quant.identity import OpId, StateKey
+from qsim.quant.merging import is_bad
+from qsim.quant.recipes import Recipe
+from qsim.quant.rules import InitialScale, NonFiniteRule, Timing
 from qsim.quant.state import Metadata, QuantObservation, QuantState
 
 
@@ -92,6 +94,12 @@ class CentredDelayedScaling(Recipe):
                 f"observe NEXT with scale_source CURRENT and source {self.source.name}: that scale is of the residual "
                 "about the centre in force; use observe IN_FORCE"
             )
+        late = self.observe is ObserveMode.NEXT and self.source is not CenterSource.CURRENT
+        if late and self.initial_rule is not InitialScale.GIVEN:
+            raise UsageError(
+                f"observe NEXT with initial_rule {self.initial_rule.name} and source {self.source.name}: the first "
+                "scale is of the residual about the centre in force; use observe IN_FORCE"
+            )
         for fmt in (self.fmt, self.grad_fmt or self.fmt):
             if self.elements is not None and fmt != self.elements.fmt:
                 raise UsageError(
@@ -153,11 +161,10 @@ class CentredDelayedScaling(Recipe):
             case CenterAxis.BLOCK:
                 return (ndim,)
 
-    def begin(self, live: QuantState, observation: QuantObservation | None) -> QuantState:
+    def begin(self, live: QuantState, observation: QuantObservation | None, *, op: OpId) -> QuantState:
         """The live state, with the centre and the scale that follow from the tensor in hand."""
-        if observation is None:
-            return live
-        return self._in_force(live, observation)
+        held = self._before_use(live, observation, op)
+        return held if observation is None else self._in_force(held, observation)
 
     def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
         """Roll the window of residual amaxes and renew the scale; move the centre where the observation counts."""
@@ -193,7 +200,8 @@ class CentredDelayedScaling(Recipe):
             assert observation.mean is not None, "a centred recipe observes a mean"
             held = replace(held, center=frozen(mean_of(observation.mean)))
         if self.scale_source is ScaleSource.CURRENT:
-            scale, descale = self._in_hand(observation, bad=~self._counts(observation))
+            ones = np.ones_like(held.scale)
+            scale, descale = self._in_hand(observation, bad=~self._counts(observation), otherwise=ones)
             held = replace(held, scale=scale, descale=descale)
         return held
 

@@ -22,7 +22,7 @@ from qsim.codec.scaled.result import BlockCounts, ScaledCodes
 from qsim.errors import FormatError, ProtocolViolation, UsageError
 from qsim.formats import POLICIES, CastPolicy
 from qsim.quant.identity import OpId, StateKey
-from qsim.quant.recipes import Recipe, Timing
+from qsim.quant.recipes import Recipe
 from qsim.quant.state import (
     Layout,
     Metadata,
@@ -54,7 +54,7 @@ def _is_reentry(live: QuantState, op: OpId) -> bool:
 
 def freeze(live: QuantState, *, op: OpId, recipe: Recipe, observation: QuantObservation | None) -> QuantSnapshot:
     """The snapshot of ``live`` for ``op``, unguarded: what a simulator of defects calls."""
-    source = recipe.begin(live, observation)
+    source = recipe.begin(live, observation, op=op)
     return QuantSnapshot(
         owner=live.owner,
         op=op,
@@ -74,7 +74,8 @@ def begin_logical_quantization(
 ) -> QuantSnapshot:
     """Freeze the metadata that ``op`` and all its consumers use, in forward and in recompute.
 
-    A scale or centre of the tensor in hand requires the observation of this very op; delayed scaling refuses one.
+    A scale or centre of the tensor in hand (a first one, where the recipe's initial_rule says so) requires the
+    observation of this very op; otherwise delayed scaling refuses one.
     Raises ProtocolViolation where the state is another owner's, where ``op`` was committed already (a re-entry
     must use the forward's snapshot), or where the observation is about a centre that is not in force.
     """
@@ -88,9 +89,12 @@ def begin_logical_quantization(
             "begin after commit", owner=live.owner, op=op, epoch=live.epoch,
             mend="a recompute quantizes with the forward's snapshot and begins nothing",
         )  # fmt: skip
-    if (recipe.timing is Timing.CURRENT) != (observation is not None):
+    if recipe.needs_observation(live) != (observation is not None):
         need = "needs the observation of this tensor" if observation is None else "takes no observation at begin"
-        raise UsageError(f"recipe {recipe.name} {need}: owner {live.owner}, {op}")
+        raise UsageError(
+            f"recipe {recipe.name} {need}: owner {live.owner}, {op}, epoch {live.epoch} "
+            f"(initial_rule {recipe.initial_rule.name})"
+        )
     if observation is not None and observation.op != op:
         _refuse(
             f"begin with the observation of {observation.op}", owner=live.owner, op=op, epoch=live.epoch,

@@ -9,66 +9,34 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import ClassVar
 
 import numpy as np
 
-from qsim.arrays import F32, FLT_MAX, I64, Bool, frozen
-from qsim.codec.means import Sums, merge_sums
+from qsim.arrays import F32, FLT_MAX, Bool, frozen
+from qsim.codec.means import Sums
 from qsim.codec.scaled.recipes import ScaleRecipe
-from qsim.errors import ProtocolViolation, UsageError
+from qsim.errors import UsageError
 from qsim.formats import FloatFormat
 from qsim.quant.identity import OpId, StateKey, TensorRole
-from qsim.quant.state import Metadata, QuantObservation, QuantState, frozen_arrays
+from qsim.quant.merging import merge_observations, written_amax
+from qsim.quant.rules import (
+    TORCHAO_EPS,
+    AmaxChoice,
+    Fallback,
+    InitialScale,
+    MergeRule,
+    NonFiniteRule,
+    ScaleGrid,
+    Timing,
+    WindowRule,
+    ZeroRule,
+    descale_of,
+    scale_from_amax,
+)
+from qsim.quant.state import Metadata, QuantObservation, QuantState
 
 _TINY = float(np.finfo(np.float32).tiny)
-
-
-class Timing(Enum):
-    """Which tensor a scale is derived from."""
-
-    CURRENT = "the tensor in hand"
-    DELAYED = "tensors of earlier commits"
-
-
-class AmaxChoice(Enum):
-    """Which entry of the window speaks."""
-
-    MAX = "max"
-    MOST_RECENT = "most_recent"
-
-
-class ZeroRule(Enum):
-    """What a commit does with an amax of 0. While the window speaks for 0, the scale is kept in either case."""
-
-    SKIP = "the window does not move"  # TE's fused kernel
-    ROLL = "a 0 enters the window"  # TE's unfused path
-
-
-class NonFiniteRule(Enum):
-    """What a commit does when NaN or Inf was observed."""
-
-    LATCH = "Inf or NaN enters the window; the scale is kept while it is there"  # TE
-    SKIP = "the commit changes nothing"
-    FINITE = "the largest finite magnitude counts"
-
-
-def scale_from_amax(amax: F32, *, otherwise: F32, fmt: FloatFormat, margin: int) -> F32:
-    """RN(fmt.max * 2^-margin / amax), at most FLT_MAX; ``otherwise`` where amax is 0, Inf or NaN.
-
-    float32 [lead]. Source: Transformer Engine's delayed-scaling update.
-    """
-    numerator = np.float32(math.ldexp(fmt.max, -margin))
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
-        scale = np.minimum(numerator / amax, FLT_MAX)
-        usable = (amax > 0) & np.isfinite(amax)
-    return np.where(usable, scale, otherwise).astype(np.float32)
-
-
-def descale_of(scale: F32) -> F32:
-    """RN(1 / scale): the one place where a descale is computed."""
-    return np.asarray(np.float32(1) / scale, np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +44,12 @@ class Recipe(ABC):
     """How scale and centre follow from observations.
 
     fmt: format of the codes; grad_fmt: of GRAD_OUTPUT tensors (None: the same). margin: bits of headroom.
-    window: commits that a max looks back on, the newest included.
+    window: commits that a max looks back on (``window_rule`` says whether the newest is one of them when a commit
+    stores a scale). eps: the least amax under ZeroRule.CLAMP. amax_bound, decay: what MergeRule.CLIP and DECAY need,
+    and no other rule has. initial_rule, initial_scale: the scale of the first operations. ``qsim.quant.rules`` has
+    the members of each axis and who does it so.
+
+    A DECAY entry follows from the newest entry of the window, so an Inf or NaN that is latched there never leaves.
     """
 
     name: ClassVar[str]
@@ -89,12 +62,22 @@ class Recipe(ABC):
     zero_rule: ZeroRule = ZeroRule.SKIP
     nonfinite_rule: NonFiniteRule = NonFiniteRule.LATCH
     initial_scale: float = 1.0
+    window_rule: WindowRule = WindowRule.INCLUDED
+    merge_rule: MergeRule = MergeRule.MAX
+    initial_rule: InitialScale = InitialScale.GIVEN
+    grid: ScaleGrid = ScaleGrid.FLOAT32
+    eps: float = TORCHAO_EPS
+    amax_bound: float | None = None
+    decay: float | None = None
 
     def __post_init__(self) -> None:
         if self.window < 1:
             raise UsageError(f"window {self.window} is too short; an amax history needs at least 1 entry")
         if not _TINY <= self.initial_scale <= float(FLT_MAX):
             raise UsageError(f"initial_scale {self.initial_scale} is not a positive normal float32 number")
+        if not _TINY <= self.eps <= float(FLT_MAX):
+            raise UsageError(f"eps {self.eps}, the least amax, is not a positive normal float32 number")
+        _check_merge(self.merge_rule, amax_bound=self.amax_bound, decay=self.decay)
         for fmt in (self.fmt, self.grad_fmt or self.fmt):
             if not math.log2(_TINY) <= math.log2(fmt.max) - self.margin < 128:
                 raise UsageError(
@@ -105,6 +88,20 @@ class Recipe(ABC):
     def timing(self) -> Timing:
         """CURRENT where begin needs the observation of the tensor in hand."""
         return Timing.DELAYED
+
+    def begins_from_data(self, live: QuantState) -> bool:
+        """True while the initial scale of ``live`` is of the tensor in hand."""
+        match self.initial_rule:
+            case InitialScale.GIVEN:
+                return False
+            case InitialScale.FROM_DATA:
+                return live.epoch == 0
+            case InitialScale.WARM_UP:
+                return live.epoch < self.window
+
+    def needs_observation(self, live: QuantState) -> bool:
+        """True where begin needs the observation of the tensor in hand."""
+        return self.timing is Timing.CURRENT or self.begins_from_data(live)
 
     @property
     def centred(self) -> bool:
@@ -161,32 +158,56 @@ class Recipe(ABC):
         """The centre that a commit of ``sums`` alone would make of the one held."""
         raise AssertionError(f"recipe {self.name} has no centre")
 
-    def begin(self, live: QuantState, observation: QuantObservation | None) -> QuantState:
-        """The state that an operation encodes with: the live one, or one made from the tensor in hand."""
-        return live
+    def merge(self, observations: Sequence[QuantObservation], *, owner: StateKey | None = None) -> QuantObservation:
+        """One observation of a unit's, by ``merge_rule``."""
+        return merge_observations(observations, owner=owner, rule=self.merge_rule)
+
+    def begin(self, live: QuantState, observation: QuantObservation | None, *, op: OpId) -> QuantState:
+        """The state that ``op`` encodes with: the live one, or one made from it and the tensor in hand."""
+        return self._before_use(live, observation, op)
 
     @abstractmethod
     def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
         """The next state: window rolled, scale and descale renewed, epoch + 1. Guards nothing."""
 
+    def _before_use(self, live: QuantState, observation: QuantObservation | None, op: OpId) -> QuantState:
+        """``live`` with the scale that a use of it computes: of the window before it, or of the tensor in hand."""
+        scale = live.scale
+        if self.window_rule is WindowRule.EXCLUDED:
+            scale = self._scale_of(self._speaks(live.amax_history), otherwise=scale, op=op)
+        if self.begins_from_data(live):
+            if observation is None:
+                raise UsageError(
+                    f"recipe {self.name} with initial_rule {self.initial_rule.name} takes the scale of epoch "
+                    f"{live.epoch} from the tensor in hand: owner {live.owner}, {op}; begin with its observation"
+                )
+            finite = self.nonfinite_rule is NonFiniteRule.FINITE
+            amax = observation.amax if finite else written_amax(observation)
+            scale = self._scale_of(amax, otherwise=scale, op=op)
+        if scale is live.scale:
+            return live
+        return replace(live, scale=frozen(scale), descale=frozen(descale_of(scale)))
+
     def _roll(self, live: QuantState, observation: QuantObservation) -> QuantState:
         """The next state without its centre: window rolled, scale and descale renewed, epoch + 1."""
-        bad = is_bad(observation)
-        entry = observation.amax
-        if self.nonfinite_rule is NonFiniteRule.LATCH and bad.any():
-            poison = np.where(observation.nan_count > 0, np.float32(np.nan), np.float32(np.inf))
-            entry = np.where(bad, poison, entry).astype(np.float32)
-        still = bad if self.nonfinite_rule is NonFiniteRule.SKIP else np.zeros_like(bad)
-        if self.zero_rule is ZeroRule.SKIP:
-            still = still | (entry == 0)
+        entry = self._entry(live, observation)
+        still = entry == 0 if self.zero_rule is ZeroRule.SKIP else np.zeros_like(entry, np.bool_)
+        if self.nonfinite_rule is NonFiniteRule.SKIP:
+            still = still | ~np.isfinite(entry)
         keeps = bool(still.any())  # a shortcut, not a branch of the rule: np.where of no True is its other operand
         history = np.concatenate([live.amax_history[..., 1:], entry[..., None]], axis=-1)
         if keeps:
             history = np.where(still[..., None], live.amax_history, history)
-        speaks = history.max(axis=-1) if self.choice is AmaxChoice.MAX else history[..., -1]
-        scale = scale_from_amax(speaks, otherwise=live.scale, fmt=self.fmt_of(observation.op), margin=self.margin)
+        used = self._before_use(live, observation, observation.op).scale
+        if self.window_rule is WindowRule.EXCLUDED:
+            scale = used
+        else:
+            scale = self._scale_of(self._speaks(history), otherwise=used, op=observation.op)
+        if self.nonfinite_rule is NonFiniteRule.INVERT:
+            still = still | ~np.isfinite(entry)
+            keeps = True
         if keeps:
-            scale = np.where(still, live.scale, scale)
+            scale = np.where(still, used, scale)
         return replace(
             live,
             epoch=live.epoch + 1,
@@ -196,16 +217,53 @@ class Recipe(ABC):
             last_commit=observation.op,
         )
 
-    def _in_hand(self, observation: QuantObservation, *, bad: Bool) -> tuple[F32, F32]:
-        """Scale and descale [lead] of the observed tensor itself; scale 1 where its amax is 0, and where ``bad``."""
-        amax = np.where(bad, np.float32(np.nan), observation.amax).astype(np.float32)
-        scale = scale_from_amax(amax, otherwise=np.ones_like(amax), fmt=self.fmt_of(observation.op), margin=self.margin)
+    def _entry(self, live: QuantState, observation: QuantObservation) -> F32:
+        """What would enter the window [lead]; with the NaN and Inf in it, unless the rule is FINITE."""
+        seen = written_amax(observation)
+        finite = observation.amax
+        if self.amax_bound is not None:
+            bound = np.float32(self.amax_bound)
+            seen, finite = np.minimum(seen, bound), np.minimum(finite, bound)
+        if self.decay is not None:
+            with np.errstate(under="ignore"):
+                held = np.float32(self.decay) * live.amax_history[..., -1]
+            seen, finite = np.maximum(seen, held), np.maximum(finite, held)
+        return finite if self.nonfinite_rule is NonFiniteRule.FINITE else seen
+
+    def _speaks(self, history: F32) -> F32:
+        """The amax [lead] that speaks for a window; NaN wins."""
+        newest: F32 = history[..., -1]
+        return np.asarray(history.max(axis=-1)) if self.choice is AmaxChoice.MAX else newest
+
+    def _scale_of(self, amax: F32, *, otherwise: F32, op: OpId) -> F32:
+        """The scale [lead] of an amax that speaks."""
+        return scale_from_amax(
+            amax,
+            otherwise=otherwise,
+            fmt=self.fmt_of(op),
+            margin=self.margin,
+            grid=self.grid,
+            nonfinite_rule=self.nonfinite_rule,
+            at_least=self.eps if self.zero_rule is ZeroRule.CLAMP else 0.0,
+        )
+
+    def _in_hand(self, observation: QuantObservation, *, bad: Bool, otherwise: F32) -> tuple[F32, F32]:
+        """Scale and descale [lead] of the observed tensor itself; ``bad``: the replicas in which it does not count."""
+        poison = np.where(np.isnan(written_amax(observation)), np.float32(np.nan), np.float32(np.inf))
+        amax = np.where(bad, poison, observation.amax).astype(np.float32)
+        scale = self._scale_of(amax, otherwise=otherwise, op=observation.op)
         return frozen(scale), frozen(descale_of(scale))
 
 
-def is_bad(observation: QuantObservation) -> Bool:
-    """The replicas [lead] that held NaN or Inf."""
-    return (observation.nan_count > 0) | (observation.inf_count > 0)
+def _check_merge(rule: MergeRule, *, amax_bound: float | None, decay: float | None) -> None:
+    for owner, name, value in ((MergeRule.CLIP, "amax_bound", amax_bound), (MergeRule.DECAY, "decay", decay)):
+        if (rule is owner) != (value is not None):
+            mend = f"give {name}" if value is None else f"leave {name} out"
+            raise UsageError(f"merge_rule {rule.name} with {name} {value}; {name} belongs to {owner.name}: {mend}")
+    if amax_bound is not None and not _TINY <= amax_bound <= float(FLT_MAX):
+        raise UsageError(f"amax_bound {amax_bound} is not a positive normal float32 number")
+    if decay is not None and not 0 < decay <= 1:
+        raise UsageError(f"decay {decay} of an amax is not in 0 < decay <= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,51 +279,32 @@ class DelayedScaling(Recipe):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentScaling(Recipe):
-    """Scale from the tensor in hand; 1 where its amax is 0, Inf or NaN. A commit only keeps the record."""
+    """Scale from the tensor in hand. A commit keeps the record, and the scale that ``fallback`` LIVE falls back on.
+
+    Where the amax is 0 (ZeroRule.CLAMP aside), Inf or NaN the scale is what ``fallback`` says; what PROPAGATE and
+    INVERT make of Inf and NaN, they make of the tensor in hand. Window and initial rules touch no code.
+    """
 
     name: ClassVar[str] = "current"
+
+    fallback: Fallback = Fallback.ONE
 
     @property
     def timing(self) -> Timing:
         """CURRENT."""
         return Timing.CURRENT
 
-    def begin(self, live: QuantState, observation: QuantObservation | None) -> QuantState:
+    def begin(self, live: QuantState, observation: QuantObservation | None, *, op: OpId) -> QuantState:
         """The live state with scale and descale of the observation."""
         assert observation is not None, "the operation checks that current scaling has its observation"
-        scale, descale = self._in_hand(observation, bad=is_bad(observation))
+        scale, descale = self._of(live, observation)
         return replace(live, scale=scale, descale=descale)
 
     def advance(self, live: QuantState, observation: QuantObservation) -> QuantState:
         """Roll the window; scale and descale are those of the observation."""
-        scale, descale = self._in_hand(observation, bad=is_bad(observation))
+        scale, descale = self._of(live, observation)
         return replace(self._roll(live, observation), scale=scale, descale=descale)
 
-
-def merge_observations(observations: Sequence[QuantObservation], *, owner: StateKey | None = None) -> QuantObservation:
-    """One observation of several (microbatches, workers, ranks): amax by max, means by their sums and counts.
-
-    The order does not matter. ``op`` is the latest op. Raises UsageError for an empty sequence, and
-    ProtocolViolation for an observation that ``owner``, where it is given, does not own.
-    """
-    if not observations:
-        raise UsageError("no observation to merge; a commit needs at least one")
-    for seen in observations:
-        if owner is not None and not owner.owns(seen.op):
-            raise ProtocolViolation(f"merge of a foreign observation: owner {owner}, {seen.op}; merge its own alone")
-    if len(observations) == 1:
-        return observations[0]
-    sums = [o.mean for o in observations if o.mean is not None]
-    return QuantObservation(
-        op=max(o.op for o in observations),
-        amax=frozen(np.asarray(np.maximum.reduce([o.amax for o in observations]))),
-        mean=frozen_arrays(merge_sums(sums)) if sums else None,
-        count=_total([o.count for o in observations]),
-        nan_count=_total([o.nan_count for o in observations]),
-        inf_count=_total([o.inf_count for o in observations]),
-        about=observations[0].about if len({o.about for o in observations}) == 1 else None,
-    )
-
-
-def _total(counts: Sequence[I64]) -> I64:
-    return frozen(np.asarray(np.add.reduce(counts), np.int64))
+    def _of(self, live: QuantState, observation: QuantObservation) -> tuple[F32, F32]:
+        otherwise = np.ones_like(live.scale) if self.fallback is Fallback.ONE else live.scale
+        return self._in_hand(observation, bad=~np.isfinite(written_amax(observation)), otherwise=otherwise)

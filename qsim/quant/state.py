@@ -111,6 +111,8 @@ class QuantObservation:
     amax: largest finite residual magnitude, float32 [lead]. mean: order-independent sums of the tensor itself,
     or None. count, nan_count, inf_count: elements per replica, int64 [lead]. about: the epoch of the state whose
     centre was subtracted; None for no centre, for one that follows from the tensor itself, and for a mixed merge.
+    written: the amax with NaN and Inf in it, float32 [lead], where a merge that is no maximum made it; None: the amax,
+    and the counts say where NaN or Inf was.
     """
 
     op: OpId
@@ -120,6 +122,7 @@ class QuantObservation:
     nan_count: I64
     inf_count: I64
     about: int | None = None
+    written: F32 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -133,7 +133,7 @@ def test_zero_amax_moves_the_window_or_not_as_the_rule_says(rule, expected, hist
     assert [history] == live.amax_history.tolist()
 
 
-@pytest.mark.parametrize("rule", list(ZeroRule))
+@pytest.mark.parametrize("rule", [ZeroRule.SKIP, ZeroRule.ROLL])
 def test_zeros_alone_keep_the_initial_scale(rule):
     recipe = DelayedScaling(fmt=E4M3FN, window=2, zero_rule=rule, initial_scale=16.0)
     assert [16.0] * 3 == scales(recipe, [0, 0, 0])
