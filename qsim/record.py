@@ -69,7 +69,7 @@ class ModeRecord(NamedTuple):
 
 
 class FoldRecord(NamedTuple):
-    """How a commit merged: "max" within the unit; zero and nonfinite: names of the rules, lower case."""
+    """How a commit merged: "max", "last", "sum" ... within the unit; zero and nonfinite: names of rules, lower case."""
 
     merge: str = "max"
     zero: str = "skip"
@@ -90,7 +90,8 @@ class Record(NamedTuple):
 
     owner: the cell that the event touched ("" where none). epoch_before and epoch_after: of that cell.
     used: the version that a quantize encoded with, that a begin or fetch took, or that a store is based on.
-    seen: the observations that a commit or store folded in, or that a wait returned.
+    seen: the observations that a commit or store folded in (the last one alone, where it overwrites those before it),
+    or that a wait returned.
     content: of the tensor that was loaded or observed. storage: which copy of the owner's state was touched.
     mode: of a quantize; fold: of a commit or store; part: what a store wrote, "all" but for a torn one.
     queue, got: of a stash or restore; got is the op whose entry came back, None for nothing. group, size: of a

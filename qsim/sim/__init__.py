@@ -2,10 +2,11 @@
 
 from qsim.sim.case import Case, Context
 from qsim.sim.data import Env
-from qsim.sim.defects import CONTRASTS, DEFECTS, FIXES, Defect, Fix, get_defect
+from qsim.sim.defects import CONTRASTS, DEFECTS, FIXES, Defect, Fix, Variant, get_defect
 from qsim.sim.invariants import RULES, Violation, broken, check
+from qsim.sim.judge import judge
 from qsim.sim.presets import PRESETS, Cadence, Preset, Reads
-from qsim.sim.schedule import Body, Linear, Order, ScheduleSpec, Scores, build_case
+from qsim.sim.schedule import Body, Feature, Linear, Order, ScheduleSpec, Scores, build_case, ruled
 from qsim.sim.scopes import SCOPES, Scope
 from qsim.sim.step import Trace, World, records_of, replay, run, step
 
@@ -22,6 +23,7 @@ __all__ = [
     "Context",
     "Defect",
     "Env",
+    "Feature",
     "Fix",
     "Linear",
     "Order",
@@ -31,14 +33,17 @@ __all__ = [
     "Scope",
     "Scores",
     "Trace",
+    "Variant",
     "Violation",
     "World",
     "broken",
     "build_case",
     "check",
     "get_defect",
+    "judge",
     "records_of",
     "replay",
+    "ruled",
     "run",
     "step",
 ]

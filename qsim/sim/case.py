@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qsim.formats import CastPolicy
 from qsim.quant import Recipe
-from qsim.sim.events import Schedule
+from qsim.sim.events import DEFAULT_FOLD, Fold, Schedule
 from qsim.sim.presets import Cadence
 from qsim.sim.scopes import Scope
 
@@ -15,12 +15,14 @@ from qsim.sim.scopes import Scope
 class Context:
     """What was declared, and what a trace is held against: who owns a state, the unit of a commit, the ranks.
 
-    ranks: workers of one group whose states are replicas, 1 where workers are none. traits: what the schedule does,
-    by name, as ``ScheduleSpec.traits`` says, with "gradients", "centre" and "two sites" of body and recipe.
+    fold: how commits merge. ranks: workers of one group whose states are replicas, 1 where workers are none. traits:
+    what the schedule does, by name, as ``ScheduleSpec.traits`` says, with "gradients", "centre" and "two sites" of
+    body and recipe.
     """
 
     scope: Scope
     unit: Cadence
+    fold: Fold = DEFAULT_FOLD
     ranks: int = 1
     traits: frozenset[str] = frozenset()
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from qsim.errors import CaseError
-from qsim.quant import OpId, StateKey
+from qsim.quant import MergeRule, OpId, StateKey
 from qsim.record import FoldRecord, ModeRecord, OperandRecord, Record, Saved, Seen, Version
 from qsim.sim.events import (
     DEFAULT_FOLD,
@@ -185,7 +185,7 @@ def _mode(mode: Mode) -> ModeRecord | None:
 def _fold(fold: Fold) -> FoldRecord | None:
     if fold == DEFAULT_FOLD:
         return None
-    return FoldRecord(fold.merge, fold.zero.name.lower(), fold.nonfinite.name.lower())
+    return FoldRecord(fold.merge.value, fold.zero.name.lower(), fold.nonfinite.name.lower())
 
 
 def _quantize(c: Control, e: Quantize) -> Record:
@@ -201,14 +201,19 @@ def _observe(c: Control, e: Observe) -> Record:
     return Record(c.pc, "observe", e.phase.value, e.op, used=used, content=src.content)
 
 
-def _seen(c: Control, names: tuple[Slot, ...]) -> tuple[Seen, ...]:
+def _seen(c: Control, names: tuple[Slot, ...], fold: Fold) -> tuple[Seen, ...]:
+    """The observations that speak in the next state: where the last one wins, those of the last slot."""
+    if len(names) > 1 and fold.merge is MergeRule.LAST:
+        for name in names:
+            c.held(name)
+        names = names[-1:]
     if len(names) == 1:
         return c.held(names[0]).seen
     return tuple(seen for name in names for seen in c.held(name).seen)
 
 
 def _commit(c: Control, e: Commit) -> Record:
-    seen, cell = _seen(c, e.obs), e.cell
+    seen, cell = _seen(c, e.obs, e.fold), e.cell
     before = c.epoch(cell)
     c.cells[cell] = Epochs(before + 1, before + 1)
     return Record(
@@ -218,7 +223,7 @@ def _commit(c: Control, e: Commit) -> Record:
 
 
 def _store(c: Control, e: Store) -> Record:
-    seen, base, cell = _seen(c, e.obs), c.held(e.base).version, e.cell
+    seen, base, cell = _seen(c, e.obs, e.fold), c.held(e.base).version, e.cell
     assert base is not None, "a base is fetched, so it has a version"
     before = c.cells.get(cell, _START)
     new = base.epoch + 1

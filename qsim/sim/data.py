@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from qsim.errors import CaseError, UsageError
 from qsim.formats import CastPolicy, get_format
 from qsim.quant import (
     Layout,
+    MergeRule,
     OpId,
     QuantizedTensor,
     QuantObservation,
@@ -241,10 +243,18 @@ def _cast(x: F32, snapshot: QuantSnapshot, op: OpId, mode: Mode, env: Env) -> F3
 
 def _advanced(data: Data, live: QuantState, obs: tuple[Slot, ...], fold: Fold, env: Env) -> QuantState:
     """The successor of ``live``, by the rules of this commit."""
-    recipe = env.recipe
-    if (recipe.zero_rule, recipe.nonfinite_rule) != (fold.zero, fold.nonfinite):
-        recipe = replace(recipe, zero_rule=fold.zero, nonfinite_rule=fold.nonfinite)
-    return recipe.advance(live, merge_observations([take(data, name, QuantObservation) for name in obs]))
+    recipe = _by_rules(env.recipe, fold)
+    return recipe.advance(live, recipe.merge([take(data, name, QuantObservation) for name in obs]))
+
+
+@lru_cache(maxsize=256)
+def _by_rules(recipe: Recipe, fold: Fold) -> Recipe:
+    """``recipe`` with the rules of one commit in place of its own."""
+    clip = fold.amount if fold.merge is MergeRule.CLIP else None
+    decay = fold.amount if fold.merge is MergeRule.DECAY else None
+    return replace(
+        recipe, merge_rule=fold.merge, zero_rule=fold.zero, nonfinite_rule=fold.nonfinite, amax_bound=clip, decay=decay
+    )
 
 
 def _loaded(data: Data, saved: SavedData, parts: Iterable[str], env: Env) -> Data:

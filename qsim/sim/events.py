@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
-from qsim.quant import NonFiniteRule, OpId, StateKey, ZeroRule
+from qsim.quant import MergeRule, NonFiniteRule, OpId, StateKey, ZeroRule
 
 
 class Phase(StrEnum):
@@ -58,11 +58,15 @@ PLAIN = Mode()
 
 
 class Fold(NamedTuple):
-    """How a commit folds its observations in: the rule within the unit, that for an amax of 0, for Inf and NaN."""
+    """How a commit folds its observations in: the rule within the unit, that for an amax of 0, for Inf and NaN.
 
-    merge: str = "max"
+    amount: the bound of MergeRule.CLIP or the factor of DECAY.
+    """
+
+    merge: MergeRule = MergeRule.MAX
     zero: ZeroRule = ZeroRule.SKIP
     nonfinite: NonFiniteRule = NonFiniteRule.LATCH
+    amount: float | None = None
 
 
 DEFAULT_FOLD = Fold()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from qsim.quant import NonFiniteRule
+from qsim.quant import Fallback, InitialScale, MergeRule, NonFiniteRule, ScaleGrid, WindowRule, ZeroRule
 
 
 class Verb(Enum):
@@ -76,11 +76,16 @@ class Reduces(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What a preset breaks by itself on schedules that have all of these features."""
+    """What a preset breaks by itself on schedules that have all of ``features`` and none of ``unless``."""
 
     features: frozenset[str]
     breaks: frozenset[str]
     because: str
+    unless: frozenset[str] = frozenset()
+
+    def on(self, traits: frozenset[str]) -> bool:
+        """True where a schedule with these traits shows it."""
+        return self.features <= traits and not self.unless & traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +111,45 @@ class Preset:
     faults: tuple[Fault, ...] = ()
     story: str
 
-    def breaks_on(self, features: frozenset[str]) -> frozenset[str]:
-        """The invariants that this preset breaks by itself on a schedule with these features."""
-        return self.breaks.union(*(fault.breaks for fault in self.faults if fault.features <= features))
+    def breaks_on(self, traits: frozenset[str]) -> frozenset[str]:
+        """The invariants that this preset breaks by itself on a schedule with these traits."""
+        return self.breaks.union(*(fault.breaks for fault in self.faults if fault.on(traits)))
 
 
 _CAST = (Verb.BEGIN, Verb.QUANTIZE, Verb.OBSERVE)
 _ALL = (*_CAST, Verb.COMMIT)
 _CAREFUL = (("nonfinite_rule", NonFiniteRule.FINITE),)
+_INF_ENTERS = Fault(
+    features=frozenset({"overflow"}),
+    breaks=frozenset({"I12"}),
+    because="an Inf enters the window and speaks for as long as it stays there",
+)
+_ZERO_ENTERS = Fault(
+    features=frozenset({"idle_expert"}),
+    breaks=frozenset({"I5"}),
+    because="the amax of a tensor without tokens enters the window",
+)
+
+
+def _last_speaks(*features: str) -> tuple[Fault, ...]:
+    because = "a later observation of the unit overwrites those before it"
+    found = [Fault(features=frozenset({f}), breaks=frozenset({"I5"}), because=because) for f in features]
+    return (*found, replace(_INF_ENTERS, unless=frozenset(features)))  # there the Inf is overwritten too
+
+
+def _mispairs(breaks: set[str], *features: str) -> Fault:
+    because = "the queue of a module hands out an entry of another operation"
+    never = frozenset({"no_checkpoint"})
+    return Fault(features=frozenset(features), breaks=frozenset(breaks), because=because, unless=never)
+
+
+_TE_FAULTS = (
+    _INF_ENTERS,
+    _mispairs({"I2", "I10"}, "forward_first", "accumulation"),
+    _mispairs({"I2", "I10"}, "nested"),
+    _mispairs({"I10"}, "twice"),
+    _mispairs({"I10"}, "shared"),
+)
 
 SEED_CORRECT = Preset(
     name="seed_correct",
@@ -148,6 +184,7 @@ TE_FUSED = Preset(
     keeps=Keeps.FIFO,
     detects=Detects.GLOBAL_FLAG,
     reduces=Reduces.GROUP,
+    faults=_TE_FAULTS,
     story="Transformer Engine, delayed scaling, fused update: the region's exit commits every microbatch, a FIFO a "
     "module carries scales to recompute; a zero amax does not roll the window.",
 )
@@ -161,6 +198,8 @@ TE_UNFUSED = Preset(
     keeps=Keeps.FIFO,
     detects=Detects.GLOBAL_FLAG,
     reduces=Reduces.GROUP,
+    rules=(("zero_rule", ZeroRule.ROLL),),
+    faults=(*_TE_FAULTS, _ZERO_ENTERS),
     story="Transformer Engine, delayed scaling, update tensor by tensor: as te_fused, but a zero amax rolls in.",
 )
 TORCHAO_DELAYED = Preset(
@@ -173,6 +212,13 @@ TORCHAO_DELAYED = Preset(
     keeps=Keeps.LIVE,
     detects=Detects.NOTHING,
     reduces=Reduces.WORLD,
+    rules=(
+        ("zero_rule", ZeroRule.CLAMP),
+        ("nonfinite_rule", NonFiniteRule.PROPAGATE),
+        ("initial_rule", InitialScale.FROM_DATA),
+        ("merge_rule", MergeRule.LAST),
+    ),
+    faults=(_ZERO_ENTERS, *_last_speaks("accumulation", "twice", "shared")),
     story="torchao's delayed scaling: one call a step renews every scale, so recompute may read the live state; each "
     "cast overwrites the amax, so the last microbatch of a step speaks for all.",
 )
@@ -185,6 +231,8 @@ FLAX = Preset(
     trigger=Trigger.GRADIENTS,
     detects=Detects.PURITY,
     reduces=Reduces.SHARDING,
+    rules=(("zero_rule", ZeroRule.ROLL), ("window_rule", WindowRule.EXCLUDED)),
+    faults=(_ZERO_ENTERS, _INF_ENTERS),
     story="flax: the state goes in as a parameter and its successor comes out as its gradient, applied once a step.",
 )
 TE_JAX = Preset(
@@ -196,6 +244,8 @@ TE_JAX = Preset(
     trigger=Trigger.CAST,
     detects=Detects.PURITY,
     reduces=Reduces.SHARDING,
+    rules=(("zero_rule", ZeroRule.ROLL), ("merge_rule", MergeRule.LAST)),
+    faults=(_ZERO_ENTERS, *_last_speaks("twice", "shared")),
     story="Transformer Engine for JAX: every quantize returns the next state; recompute gets forward's as its input.",
 )
 MSAMP = Preset(
@@ -206,6 +256,14 @@ MSAMP = Preset(
     cadence=Cadence.MICROBATCH,
     trigger=Trigger.CAST,
     reduces=Reduces.WORLD,
+    rules=(
+        ("nonfinite_rule", NonFiniteRule.INVERT),
+        ("initial_rule", InitialScale.WARM_UP),
+        ("merge_rule", MergeRule.LAST),
+        ("grid", ScaleGrid.POWER_OF_TWO),
+        ("fallback", Fallback.LIVE),
+    ),
+    faults=_last_speaks("twice", "shared"),
     story="MS-AMP: every cast renews a power-of-two scale, and the tensor refers to the metadata it was made with.",
 )
 CURRENT = Preset(

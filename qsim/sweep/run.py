@@ -37,10 +37,11 @@ from qsim.sim import (
     Violation,
     broken,
     build_case,
-    check,
     get_defect,
+    judge,
     records_of,
     replay,
+    ruled,
 )
 from qsim.sweep.cell import Cell, CellRecord, ScheduleParams, WorkloadParams
 from qsim.workloads import WORKLOADS, Shaping, Workload
@@ -158,11 +159,11 @@ def _plan(
     if defect:
         found = get_defect(defect)
         found.require(PRESETS[preset], recipe)
-        case = found.rewrite(case)
+        case = found.apply(case)
     if fix:
         case = FIXES[fix].rewrite(case)
     records = records_of(case)
-    return _Plan(case, records, check(records, scope=case.context.scope, unit=case.context.unit))
+    return _Plan(case, records, judge(case, records))
 
 
 def _plan_of(host: _Host, *, defect: str = "", fix: str = "") -> _Plan:
@@ -174,7 +175,7 @@ def _plan_of(host: _Host, *, defect: str = "", fix: str = "") -> _Plan:
 
 
 def _recipe(host: _Host) -> Recipe:
-    return make_recipe(host.recipe, fmt=get_format(host.fmt), window=host.window)
+    return ruled(make_recipe(host.recipe, fmt=get_format(host.fmt), window=host.window), PRESETS[host.preset])
 
 
 def _play(host: _Host, plan: _Plan) -> Trace:

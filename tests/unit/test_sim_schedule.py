@@ -7,7 +7,7 @@ import pytest
 from qsim.errors import CaseError, UsageError
 from qsim.quant import OpId, TensorRole
 from qsim.sim import DEFECTS, PRESETS, Linear, Order, ScheduleSpec, build_case
-from qsim.sim.control import control_step, index_of
+from qsim.sim.control import Control, control_step
 from qsim.sim.events import Begin, Commit, Consume, Drop, Fetch, Load, Observe, Phase, Quantize, Store
 from qsim.sim.presets import Cadence
 from tests.unit.sim_cases import BODY, WITH_GRADIENTS, case_of, recipe_of
@@ -120,29 +120,32 @@ def test_gradients_have_their_own_owner_and_consume_what_recompute_made() -> Non
     assert ["codes.r", "codes.b"] == gemms["wgrad"]
 
 
+def slots_filled(case) -> tuple[set[str], Control, int]:
+    """All slots that a case ever fills, the control at its end, and how many codes it held at most."""
+    control, names, most = Control(), set(), 0
+    for event in case.schedule:
+        control = control_step(control, event)
+        names |= set(control.slots)
+        most = max(most, sum(name.startswith("codes") for name in control.slots))
+    return names, control, most
+
+
 def test_slots_are_bounded_however_many_steps_are_run() -> None:
-    few, many = (index_of(case_of(DELAYED, spec=ScheduleSpec(steps=s, layers=2)).schedule) for s in (2, 9))
-    assert few.slots == many.slots
+    few, many = (slots_filled(case_of(DELAYED, spec=ScheduleSpec(steps=s, layers=2)))[0] for s in (2, 9))
+    assert few == many
 
 
 def test_tensors_and_codes_are_dropped_before_the_next_gemm_needs_the_room() -> None:
-    case = case_of(DELAYED, spec=ScheduleSpec(steps=1, layers=3))
-    index = index_of(case.schedule)
-    control, most = index.start(), 0
-    for event in case.schedule:
-        control = control_step(control, event, index)
-        held = [name for name, tag in zip(index.slots, control.tags, strict=True) if tag and name.startswith("codes")]
-        most = max(most, len(held))
+    _, control, most = slots_filled(case_of(DELAYED, spec=ScheduleSpec(steps=1, layers=3)))
     assert most == 2
-    left = {n.split("/")[0] for n, t in zip(index.slots, control.tags, strict=True) if t}
+    left = {name.split("/")[0] for name in control.slots}
     assert {"obs.f", "out.f.linear", "out.f.scores", "out.r.linear", "out.r.scores"} == left
 
 
 def test_reading_an_empty_slot_is_an_error_that_names_event_and_slot() -> None:
     case = case_of(DELAYED, spec=ScheduleSpec(steps=1, layers=1))
-    index = index_of(case.schedule)
     with pytest.raises(CaseError, match=r"event 0 reads slot x/m0/w0/L0/s0/r0"):
-        control_step(index.start(), case.schedule[2], index)
+        control_step(Control(), case.schedule[2])
 
 
 @pytest.mark.parametrize(
@@ -160,12 +163,11 @@ def test_impossible_sizes_are_refused(sizes: dict[str, int], message: str) -> No
 
 def test_a_store_writes_the_successor_of_what_it_fetched_not_of_what_is_live() -> None:
     case = DEFECTS["D10"].rewrite(case_of(DELAYED, defect=DEFECTS["D10"], spec=ScheduleSpec(steps=1, layers=1)))
-    index = index_of(case.schedule)
-    control, epochs = index.start(), []
+    control, epochs = Control(), []
     for event in case.schedule:
-        control = control_step(control, event, index)
+        control = control_step(control, event)
         if isinstance(event, Store):
-            epochs.append(control.epochs[index.cell_of[event.cell]])
+            epochs.append(control.epoch(event.cell))
     assert [1] * 8 == epochs
 
 

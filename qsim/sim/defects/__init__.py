@@ -6,7 +6,7 @@ from types import MappingProxyType
 from qsim.errors import StudyError
 from qsim.sim.defects.concurrency import CONCURRENT_DOUBLE_COMMIT, LOST_UPDATE
 from qsim.sim.defects.fixes import FIXES
-from qsim.sim.defects.model import Defect, Fix
+from qsim.sim.defects.model import Defect, Fix, Variant
 from qsim.sim.defects.scope import SHARED_SCOPE, SNAPSHOT_ON_SHARED_SCOPE
 from qsim.sim.defects.timing import (
     CONSUME_AFTER_ADVANCE,
@@ -46,4 +46,4 @@ def get_defect(name: str) -> Defect:
     raise StudyError(f'defect "{name}" is unknown; known: {", ".join(known)}; see "qsim defects"')
 
 
-__all__ = ["CONTRASTS", "DEFECTS", "FIXES", "Defect", "Fix", "get_defect"]
+__all__ = ["CONTRASTS", "DEFECTS", "FIXES", "Defect", "Fix", "Variant", "get_defect"]

@@ -50,7 +50,7 @@ def read_then_write(case: Case) -> Case:
         mates.append(event)
         schedule.append(Fetch(event.phase, event.op, event.cell, _base(event)))
         if len(mates) == workers:
-            schedule += [Store(e.phase, e.op, e.cell, _base(e), e.obs) for e in mates]
+            schedule += [Store(e.phase, e.op, e.cell, _base(e), e.obs, e.fold) for e in mates]
             mates.clear()
     return rewritten(case, schedule)
 
@@ -67,6 +67,7 @@ CONCURRENT_DOUBLE_COMMIT = Defect(
     rewrite=commit_per_worker,
     breaks=frozenset({"I3"}),
     minimal=ScheduleSpec(steps=1, layers=1, microbatches=2, workers=2),
+    needs=frozenset({"workers"}),
     cadence=Cadence.STEP,
     fixes=("merged_commit", "per_worker_state"),
     wrong_fixes=("keyed_snapshot",),
@@ -82,6 +83,7 @@ LOST_UPDATE = Defect(
     rewrite=read_then_write,
     breaks=frozenset({"I3"}),
     minimal=ScheduleSpec(steps=1, layers=1, microbatches=2, workers=2),
+    needs=frozenset({"workers"}),
     cadence=Cadence.MICROBATCH,
     fixes=("compare_and_set", "per_worker_state"),
     wrong_fixes=("keyed_snapshot",),

@@ -10,7 +10,7 @@ from qsim.quant import Recipe
 from qsim.sim.case import Case
 from qsim.sim.events import Event
 from qsim.sim.presets import Cadence, Preset
-from qsim.sim.schedule import ScheduleSpec
+from qsim.sim.schedule import GROUPS, Feature, Order, ScheduleSpec
 
 Rewrite = Callable[[Case], Case]
 
@@ -25,12 +25,23 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """The same mistake in another shape, with the invariants that this shape breaks."""
+
+    name: str
+    rewrite: Rewrite
+    breaks: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
     """One lifecycle defect.
 
-    breaks: exactly the invariants that it breaks. minimal: the smallest schedule that can host it; cadence and
-    centred: what else its host must have (None: anything). fixes: names of repairs that silence it;
-    wrong_fixes: plausible ones that do not. tier: S4 (order of magnitude, NaN) down to S0 (metrics only).
+    breaks: exactly the invariants that it breaks. minimal: the smallest schedule that can host it; needs: the traits
+    that a host must have (``ScheduleSpec.traits``, "gradients", "centre", "two sites"); orders: the orders of
+    microbatches that show it, () for all; cadence: the unit that its host must have, None for any. fixes: names of
+    repairs that silence it; wrong_fixes: plausible ones that do not. tier: S4 (order of magnitude, NaN) down to S0
+    (metrics only).
     """
 
     id: str
@@ -40,15 +51,33 @@ class Defect:
     rewrite: Rewrite
     breaks: frozenset[str]
     minimal: ScheduleSpec = field(default_factory=lambda: ScheduleSpec(steps=1, layers=1))
+    needs: frozenset[str] = frozenset()
+    orders: tuple[Order, ...] = ()
     cadence: Cadence | None = None
-    centred: bool = False
     fixes: tuple[str, ...]
     wrong_fixes: tuple[str, ...] = ()
+    variants: tuple[Variant, ...] = ()
     story: str
     anchors: tuple[str, ...] = ()
 
+    @property
+    def centred(self) -> bool:
+        """True where it can only be hosted by a recipe with a centre."""
+        return "centre" in self.needs
+
     def host(self, spec: ScheduleSpec) -> ScheduleSpec:
-        """The schedule ``spec``, grown where it is too small to host this defect."""
+        """The schedule ``spec``, grown where it is too small to host this defect.
+
+        Raises CaseError where a feature that it needs excludes one that ``spec`` has.
+        """
+        needed = frozenset(feature for feature in Feature if feature.value in self.needs)
+        for name, group in GROUPS:
+            have, want = spec.features & set(group), needed & set(group)
+            if have and want and have != want:
+                raise CaseError(
+                    f"{self.id} {self.name} needs feature {min(want)}; the schedule has {min(have)}, and a schedule "
+                    f"has one feature of group {name}: take {min(have)} out"
+                )
         workers = max(spec.workers, self.minimal.workers)
         microbatches = max(spec.microbatches, self.minimal.microbatches)
         return replace(
@@ -57,6 +86,8 @@ class Defect:
             layers=max(spec.layers, self.minimal.layers),
             workers=workers,
             microbatches=-(-microbatches // workers) * workers,
+            order=spec.order if not self.orders or spec.order in self.orders else self.minimal.order,
+            features=spec.features | needed,
         )
 
     def require(self, preset: Preset, recipe: Recipe) -> None:
@@ -66,6 +97,30 @@ class Defect:
             raise CaseError(f'{self.id} {self.name} needs a correct preset with state; preset "{preset.name}" {why}')
         if self.centred and not recipe.centred:
             raise CaseError(f'{self.id} {self.name} needs a recipe with a centre; recipe "{recipe.name}" has none')
+
+    def apply(self, case: Case, variant: str = "") -> Case:
+        """The case with this defect, or with one of its variants.
+
+        Raises CaseError, naming what is missing, where the case cannot host it.
+        """
+        missing = self.needs - case.context.traits
+        if missing:
+            raise CaseError(f"{self.id} {self.name} needs {', '.join(sorted(missing))}: the schedule has none of it")
+        if self.orders and not {order.value for order in self.orders} & case.context.traits:
+            raise CaseError(
+                f"{self.id} {self.name} needs one of the orders {', '.join(order.value for order in self.orders)}"
+            )
+        if self.cadence is not None and self.cadence is not case.context.unit:
+            raise CaseError(
+                f"{self.id} {self.name} needs commits once a {self.cadence.value}, not once a {case.context.unit.value}"
+            )
+        for one in self.variants:
+            if one.name == variant:
+                return one.rewrite(case)
+        if variant:
+            known = ", ".join(one.name for one in self.variants) or "none"
+            raise CaseError(f'{self.id} {self.name} has no variant "{variant}"; known: {known}')
+        return self.rewrite(case)
 
 
 def rewritten(case: Case, schedule: list[Event]) -> Case:

@@ -69,6 +69,7 @@ SHARED_SCOPE = Defect(
     tier="S3",
     rewrite=share_over_layers,
     breaks=frozenset({"I4"}),
+    needs=frozenset({"several layers"}),
     fixes=("per_owner_state",),
     wrong_fixes=("single_snapshot", "keyed_snapshot"),
     minimal=ScheduleSpec(steps=1, layers=2),
@@ -83,6 +84,7 @@ SNAPSHOT_ON_SHARED_SCOPE = Defect(
     tier="S3-S4",
     rewrite=_shared_with_one_snapshot,
     breaks=frozenset({"I2", "I4"}),
+    needs=frozenset({"several layers", "recompute"}),
     cadence=Cadence.MICROBATCH,  # with one commit a step the shared epoch stands still and replays agree
     fixes=("per_owner_state",),
     wrong_fixes=("keyed_snapshot",),

@@ -60,7 +60,7 @@ def recompute_as_new(case: Case) -> Case:
         yield event._replace(by=meta)
         if not current:
             yield Observe(event.phase, op, event.src, meta, seen)
-        yield Commit(event.phase, op, cells[op], (seen,))
+        yield Commit(event.phase, op, cells[op], (seen,), case.context.fold)
 
     def renamed(operand: Operand) -> Operand:
         if not operand.codes.startswith("codes.r/"):
@@ -105,6 +105,7 @@ RECOMPUTE_ADVANCES = Defect(
     tier="S2-S3",
     rewrite=recompute_as_new,
     breaks=frozenset({"I2", "I3", "I5"}),
+    needs=frozenset({"recompute"}),
     cadence=Cadence.MICROBATCH,
     fixes=("keyed_snapshot",),
     wrong_fixes=("descale_in_the_data", "per_owner_state"),
@@ -119,6 +120,7 @@ CONSUME_AND_RECOMPUTE_ADVANCE = Defect(
     tier="S3",
     rewrite=_both,
     breaks=frozenset({"I1", "I2", "I3", "I5"}),
+    needs=frozenset({"recompute"}),
     cadence=Cadence.MICROBATCH,
     fixes=("keyed_snapshot",),
     wrong_fixes=("descale_in_the_data", "per_owner_state"),
@@ -134,7 +136,7 @@ STALE_CENTER = Defect(
     rewrite=partial(decode_with_live, fields=("center",)),
     breaks=frozenset({"I1", "I7"}),
     cadence=Cadence.MICROBATCH,
-    centred=True,
+    needs=frozenset({"centre"}),
     fixes=("descale_in_the_data", "keyed_snapshot"),
     wrong_fixes=("per_owner_state",),
     story="The residual was taken about the old centre, the decode adds the new one. "
@@ -149,7 +151,7 @@ STALE_SCALE = Defect(
     rewrite=partial(decode_with_live, fields=("descale", "version")),
     breaks=frozenset({"I1", "I7"}),
     cadence=Cadence.MICROBATCH,
-    centred=True,
+    needs=frozenset({"centre"}),
     fixes=("descale_in_the_data", "keyed_snapshot"),
     wrong_fixes=("per_owner_state",),
     story="The other half of D07, for comparison: the decode takes the new descale and the old centre. "

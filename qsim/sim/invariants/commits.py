@@ -11,6 +11,7 @@ from qsim.sim.invariants.model import TRAINING, Judged, Rule, Unit, Violation
 from qsim.sim.presets import Cadence
 
 _DEFAULT = FoldRecord()
+_POISONED = ("latch", "propagate", "invert")
 Key = tuple[str, Unit]
 
 
@@ -85,11 +86,9 @@ def _trained_units(trace: Judged) -> dict[Key, int]:
 
 
 def _folded(record: Record) -> tuple[Seen, ...]:
-    """The observations that speak in the next state: the last of several where the last one wins, none that the
-    zero rule passes over."""
+    """The observations that move the window: none that the zero rule passes over."""
     fold = record.fold or _DEFAULT
-    seen = record.seen[-1:] if fold.merge == "last" else record.seen
-    return tuple(s for s in seen if s.content != "empty" or fold.zero != "skip")
+    return tuple(s for s in record.seen if s.content != "empty" or fold.zero != "skip")
 
 
 def _observation_set(trace: Judged) -> Iterator[Violation]:
@@ -177,10 +176,11 @@ def _frozen(trace: Judged) -> Iterator[Violation]:
 def _latched(trace: Judged) -> Iterator[Violation]:
     for record in trace.of("commit", "store"):
         fold = record.fold or _DEFAULT
-        if fold.nonfinite == "latch" and any(seen.content == "nonfinite" for seen in record.seen):
+        if fold.nonfinite in _POISONED and any(seen.content == "nonfinite" for seen in record.seen):
             yield Violation(
                 "I12", record.seq, trace.owner(record.op),
-                "Inf or NaN enters the window: the scale stands still for as long as it stays there", (record.seq,),
+                f"Inf or NaN enters the window by rule {fold.nonfinite}: while it is there, no tensor moves the scale",
+                (record.seq,),
             )  # fmt: skip
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from qsim.errors import CaseError
 from qsim.formats import POLICIES, CastPolicy
-from qsim.quant import OpId, Recipe, StateKey, Timing
+from qsim.quant import MergeRule, OpId, Recipe, StateKey, Timing
 from qsim.sim.case import Case, Context
 from qsim.sim.events import (
     Begin,
@@ -228,20 +228,23 @@ def build_case(
         preset=preset,
         scope=scope,
         trigger=_trigger(spec, preset, unit),
-        fold=Fold(merge=_merge(preset), zero=recipe.zero_rule, nonfinite=recipe.nonfinite_rule),
+        fold=_fold(recipe),
         recipe=recipe,
     )
-    context = Context(scope=scope, unit=unit, ranks=spec.ranks, traits=spec.traits() | _traits(body, recipe))
+    traits = spec.traits() | _traits(body, recipe)
+    context = Context(scope=scope, unit=unit, fold=writer.fold, ranks=spec.ranks, traits=traits)
     return Case(schedule=build_schedule(writer), recipe=recipe, policy=policy, context=context)
 
 
 def ruled(recipe: Recipe, preset: Preset) -> Recipe:
-    """``recipe`` with the rules of the preset's system in place of its own."""
-    return replace(recipe, **dict(preset.rules)) if preset.rules else recipe
+    """``recipe`` with the rules of the preset's system in place of its own, as far as it has such a rule."""
+    known = {field.name for field in fields(recipe)}
+    return replace(recipe, **{name: rule for name, rule in preset.rules if name in known})
 
 
-def _merge(preset: Preset) -> str:
-    return str(dict(preset.rules).get("merge", "max"))
+def _fold(recipe: Recipe) -> Fold:
+    amount = recipe.amax_bound if recipe.merge_rule is MergeRule.CLIP else recipe.decay
+    return Fold(recipe.merge_rule, recipe.zero_rule, recipe.nonfinite_rule, amount)
 
 
 def _trigger(spec: ScheduleSpec, preset: Preset, unit: Cadence) -> Trigger:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qsim.formats import FORMATS
-from qsim.quant import OpId, Recipe, StateKey, TensorRole, Timing
+from qsim.quant import InitialScale, OpId, Recipe, StateKey, TensorRole, Timing
 from qsim.sim.events import (
     PLAIN,
     Begin,
@@ -65,8 +65,8 @@ class Writer:
 
     @property
     def current(self) -> bool:
-        """True where a begin needs the observation of the tensor in hand."""
-        return self.recipe.timing is Timing.CURRENT
+        """True where a begin may need the observation of the tensor in hand."""
+        return self.recipe.timing is Timing.CURRENT or self.recipe.initial_rule is not InitialScale.GIVEN
 
     def has(self, feature: Feature) -> bool:
         """True where the schedule has this feature."""

@@ -1,16 +1,13 @@
-"""Repairs, right and wrong, as rewrites of whatever case they are given. A fix knows no defect by name."""
+"""Repairs of snapshots, commits and owners, as rewrites of whatever case they are given. Knows no defect by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from qsim.quant import OpId
 from qsim.sim.case import Case
 from qsim.sim.defects.concurrency import split_by_worker
-from qsim.sim.defects.model import Fix, rewritten
-from qsim.sim.defects.scope import one_snapshot
+from qsim.sim.defects.model import rewritten
 from qsim.sim.events import (
     Begin,
     Commit,
@@ -128,7 +125,7 @@ def compare_and_set(case: Case) -> Case:
         if isinstance(event, Fetch) and event.into in bases:
             continue
         if isinstance(event, Store):
-            event = Commit(event.phase, event.op, event.cell, event.obs)
+            event = Commit(event.phase, event.op, event.cell, event.obs, event.fold)
         schedule.append(event)
     return rewritten(case, schedule)
 
@@ -143,26 +140,3 @@ def per_worker_state(case: Case) -> Case:
         for e in case.schedule
     ]
     return replace(rewritten(case, schedule), context=replace(case.context, scope=LAYER_WORKER))
-
-
-FIXES: Mapping[str, Fix] = MappingProxyType(
-    {
-        fix.name: fix
-        for fix in (
-            Fix(name="descale_in_the_data", rewrite=descale_in_the_data,
-                story="Carry scale, centre and epoch beside the codes; consumers read nothing else."),
-            Fix(name="keyed_snapshot", rewrite=keyed_snapshot,
-                story="Snapshot before any mutation, keyed by the operation; recompute reads it and is read-only."),
-            Fix(name="per_owner_state", rewrite=per_owner_state,
-                story="Independent state for every layer, site and role; then snapshots can be right."),
-            Fix(name="merged_commit", rewrite=merged_commit,
-                story="Merge the observations of a unit, commit once."),
-            Fix(name="compare_and_set", rewrite=compare_and_set,
-                story="Commit only on the epoch that was read, else read again."),
-            Fix(name="per_worker_state", rewrite=per_worker_state,
-                story="One scope deeper: a state for every layer and worker."),
-            Fix(name="single_snapshot", rewrite=one_snapshot,
-                story="Wrong: one snapshot for the whole model keeps the wrong owner's value more reliably."),
-        )
-    }
-)  # fmt: skip
