@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 
-from qsim.errors import CaseError
+from qsim.errors import CaseError, UsageError
 from qsim.formats import POLICIES, CastPolicy
 from qsim.quant import MergeRule, OpId, Recipe, StateKey, Timing
 from qsim.sim.case import Case, Context
@@ -206,8 +206,11 @@ def build_case(
     ranks). cadence: the unit of a commit, None for the preset's own; STEP makes a preset that commits in every cast
     or at every exit commit once a step instead.
 
-    Raises CaseError where preset, recipe and spec do not fit.
+    Raises CaseError where preset, recipe and spec do not fit, UsageError for a body that names a site twice.
     """
+    sites = [node.site for node in body]
+    if not body or len(set(sites)) < len(sites):
+        raise UsageError(f"a body with sites {sites}: it needs at least one GEMM, and each a site of its own")
     scope = scope or (LAYER_WORKER if spec.ranks > 1 else LAYER)
     if preset.cadence is Cadence.NEVER:
         cadence = Cadence.NEVER
