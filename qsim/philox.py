@@ -34,6 +34,8 @@ class Purpose(IntEnum):
     ORDER = 3
     ROUNDING = 4
     HADAMARD = 5
+    DATA = 6
+    MAGNITUDE = 7
 
 
 def philox4x32(counter: U32, key: tuple[int, int]) -> U32:
@@ -144,14 +146,26 @@ def random_words(
     return RandomStream(seed, purpose, step, microbatch, worker, layer, site, role).words(count)
 
 
-def random_bell(seed: int, purpose: Purpose, shape: Sequence[int], *, layer: int = 0, site: int = 0) -> F32:
+def random_bell(
+    seed: int,
+    purpose: Purpose,
+    shape: Sequence[int],
+    *,
+    step: int = 0,
+    microbatch: int = 0,
+    worker: int = 0,
+    layer: int = 0,
+    site: int = 0,
+    role: int = 0,
+) -> F32:
     """Bell-shaped float32 values of mean 0 and variance 1: the sum of four uniform words (Irwin-Hall, n = 4).
 
     The sum is an exact integer and is rounded twice in all (scaling in float64, then float32), so it needs no
     transcendental function and is the same on every machine. |value| < 3.47.
     """
     count = int(np.prod(shape, dtype=np.int64))
-    words = random_words(seed, purpose, count=4 * count, layer=layer, site=site)
+    stream = RandomStream(seed, purpose, step, microbatch, worker, layer, site, role)
+    words = stream.words(4 * count)
     centred = words.reshape(count, 4).astype(np.int64).sum(axis=1) - np.int64(2 * (2**32 - 1))
     sigma = np.sqrt(np.float64(2**64 - 1) / 3.0)  # 4 * variance of a uniform integer in 0..2^32-1
     bell: F32 = (centred.astype(np.float64) / sigma).astype(np.float32).reshape(tuple(shape))

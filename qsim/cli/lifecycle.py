@@ -11,8 +11,16 @@ from qsim.cli.app import JsonFlag, app, console, print_json
 
 
 @app.command()
-def defects(json: JsonFlag = False) -> None:
+def defects(
+    matrix: Annotated[bool, typer.Option("--matrix", help="Try each defect on families of schedules.")] = False,
+    strength: Annotated[int, typer.Option(min=1, max=4, help="Features that meet in some family.")] = 2,
+    numbers: Annotated[bool, typer.Option("--numbers", help="With tensors too: minutes.")] = False,
+    json: JsonFlag = False,
+) -> None:
     """List the defects, the invariants that each breaks, and the fixes that silence it."""
+    if matrix:
+        _matrix(strength, numbers, json)
+        return
     from qsim.report.registries import defects_data, defects_tables
 
     if json:
@@ -21,6 +29,36 @@ def defects(json: JsonFlag = False) -> None:
     out = console()
     for table in defects_tables():
         out.print(table, "")
+
+
+def _matrix(strength: int, with_numbers: bool, json: bool) -> None:
+    from qsim.errors import CaseError
+    from qsim.matrix import build_matrix, families, measure, vacuity
+    from qsim.report.matrix_table import blind_table, catch_table, matrix_data, notes, rows_of
+    from qsim.sim import DEFECTS
+
+    every, found = list(DEFECTS.values()), families(strength)
+    result = build_matrix(every, found, strength=strength)
+    seen, numbers = [], []
+    for family in found:
+        still, correct = vacuity(family)
+        seen.append(still)
+        measured = {}
+        for defect, variant in rows_of(every) if with_numbers else ():
+            try:
+                measured[defect.id, variant] = measure(defect, family, correct=correct, variant=variant)
+            except CaseError:
+                continue  # the matrix says why it is not hosted
+        numbers.append(measured)
+    numbers = numbers if with_numbers else []
+    if json:
+        print_json(matrix_data(result, every, seen, numbers))
+    else:
+        out = console()
+        out.print(catch_table(result, every, numbers), "", blind_table(result, seen), "")
+        for note in notes(result, every, numbers):
+            out.print(note)
+    raise typer.Exit(0 if all(cell.as_expected for cell in result.cells) else 1)
 
 
 @app.command()
