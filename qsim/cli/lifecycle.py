@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -22,12 +22,13 @@ def defects(
         _matrix(strength, numbers, json)
         return
     from qsim.report.registries import defects_data, defects_tables
+    from qsim.report.scenario import scenarios_table
 
     if json:
         print_json(defects_data())
         return
     out = console()
-    for table in defects_tables():
+    for table in (*defects_tables(), scenarios_table()):
         out.print(table, "")
 
 
@@ -63,7 +64,9 @@ def _matrix(strength: int, with_numbers: bool, json: bool) -> None:
 
 @app.command()
 def run(
-    defect: Annotated[str, typer.Argument(help='A defect by id or name (see "defects"), or "correct".')] = "correct",
+    defect: Annotated[
+        str, typer.Argument(help='A defect or a public report (see "defects"), or "correct".')
+    ] = "correct",
     fmt: Annotated[str, typer.Option("--format", help="Number format.")] = "e4m3",
     recipe: Annotated[str, typer.Option(help="delayed, centred or current.")] = "delayed",
     window: Annotated[int, typer.Option(min=1, help="Length of the amax history.")] = 1,
@@ -80,11 +83,14 @@ def run(
     """Replay one case and show what it breaks and costs, step by step."""
     from qsim.errors import CaseError
     from qsim.report.one_case import case_report
+    from qsim.scenarios import SCENARIOS
     from qsim.sim import FIXES
     from qsim.sweep.config import load_study
     from qsim.sweep.known import registries
     from qsim.sweep.run import replay_cell
 
+    if defect in SCENARIOS:
+        _run_scenario(defect)
     if fix and fix not in FIXES:
         raise typer.BadParameter(f'"{fix}" is unknown; known: {", ".join(FIXES)}', param_hint="--fix")
     study = _one_cell_study(defect, fmt, recipe, window, preset, backend)
@@ -117,3 +123,25 @@ def _one_cell_study(defect: str, fmt: str, recipe: str, window: int, preset: str
         f"recipes = [{text(recipe)}]\nwindows = [{window}]\n"
         f"[run]\npreset = {text(preset)}\nbackend = {text(resolve_backend(backend))}\n"
     )
+
+
+def _run_scenario(name: str) -> NoReturn:
+    """Play a public report, which brings its own schedule, recipe and tensors."""
+    from click import get_current_context
+
+    from qsim.report.scenario import scenario_report
+    from qsim.scenarios import get_scenario, play_scenario
+
+    context = get_current_context()
+    given = [
+        p
+        for p in context.params
+        if p != "defect" and (s := context.get_parameter_source(p)) and s.name == "COMMANDLINE"
+    ]
+    if given:
+        raise typer.BadParameter(f"{name} is a public report with a schedule of its own; leave --{given[0]} out")
+    outcome = play_scenario(get_scenario(name))
+    out = console()
+    for part in scenario_report(outcome):
+        out.print(part)
+    raise typer.Exit(0 if outcome.as_expected else 1)
