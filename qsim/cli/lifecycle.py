@@ -64,6 +64,7 @@ def _matrix(strength: int, with_numbers: bool, json: bool) -> None:
 
 @app.command()
 def run(
+    context: typer.Context,
     defect: Annotated[
         str, typer.Argument(help='A defect or a public report (see "defects"), or "correct".')
     ] = "correct",
@@ -90,7 +91,7 @@ def run(
     from qsim.sweep.run import replay_cell
 
     if defect in SCENARIOS:
-        _run_scenario(defect)
+        _run_scenario(defect, context)
     if fix and fix not in FIXES:
         raise typer.BadParameter(f'"{fix}" is unknown; known: {", ".join(FIXES)}', param_hint="--fix")
     study = _one_cell_study(defect, fmt, recipe, window, preset, backend)
@@ -125,19 +126,12 @@ def _one_cell_study(defect: str, fmt: str, recipe: str, window: int, preset: str
     )
 
 
-def _run_scenario(name: str) -> NoReturn:
+def _run_scenario(name: str, context: typer.Context) -> NoReturn:
     """Play a public report, which brings its own schedule, recipe and tensors."""
-    from click import get_current_context
-
     from qsim.report.scenario import scenario_report
     from qsim.scenarios import get_scenario, play_scenario
 
-    context = get_current_context()
-    given = [
-        p
-        for p in context.params
-        if p != "defect" and (s := context.get_parameter_source(p)) and s.name == "COMMANDLINE"
-    ]
+    given = [p for p in context.params if p != "defect" and _typed(context, p)]
     if given:
         raise typer.BadParameter(f"{name} is a public report with a schedule of its own; leave --{given[0]} out")
     outcome = play_scenario(get_scenario(name))
@@ -145,3 +139,8 @@ def _run_scenario(name: str) -> NoReturn:
     for part in scenario_report(outcome):
         out.print(part)
     raise typer.Exit(0 if outcome.as_expected else 1)
+
+
+def _typed(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
