@@ -33,12 +33,21 @@ def test_no_function_takes_a_flag_for_recompute() -> None:
     assert not {name for name in takes if re.search(r"recompute|replaying|is_r\b", name)}
 
 
-@pytest.mark.parametrize("module", ["step", "control", "data", "events", "invariants"])
-def test_step_knows_no_defect(module: str) -> None:
-    tree = ast.parse((ROOT / "qsim" / "sim" / f"{module}.py").read_text())
+STEP = sorted(
+    p
+    for name in ("step", "control", "data", "events", "judge", "invariants", "schedule", "presets", "scopes")
+    for p in (ROOT / "qsim" / "sim").rglob("*.py")
+    if p.relative_to(ROOT / "qsim" / "sim").parts[0] in (name, f"{name}.py")
+)
+
+
+@pytest.mark.parametrize("path", STEP, ids=lambda p: p.stem)
+def test_step_schedules_and_rules_know_no_defect(path: Path) -> None:
+    assert len(STEP) > 12
+    tree = ast.parse(path.read_text())
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not {name for name in imported if "defects" in name}
-    assert not re.search(r"\bD\d\d\b", (ROOT / "qsim" / "sim" / f"{module}.py").read_text())
+    assert not re.search(r"\bD\d\d\b", path.read_text())
 
 
 def test_no_source_unpickles_runs_yaml_or_evaluates_text() -> None:
