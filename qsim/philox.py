@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     ORDER = 3
     ROUNDING = 4
     HADAMARD = 5
+    SCHEDULE = 6
 
 
 def philox4x32(counter: U32, key: tuple[int, int]) -> U32:

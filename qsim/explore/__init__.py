@@ -2,10 +2,12 @@
 
 from qsim.explore.result import Engine, Finding, Kind, Search, kind_of
 from qsim.explore.runs import Choices, completed, interleaved, judge, preemptions
+from qsim.explore.search import BUDGET, explore
 from qsim.explore.space import PARTS, Codes, Commits, Space, space_of
 from qsim.explore.threads import Piece, Thread, threads
 
 __all__ = [
+    "BUDGET",
     "PARTS",
     "Choices",
     "Codes",
@@ -18,6 +20,7 @@ __all__ = [
     "Space",
     "Thread",
     "completed",
+    "explore",
     "interleaved",
     "judge",
     "kind_of",

@@ -60,7 +60,7 @@ class Finding:
     choices: the run with the fewest events up to the violation, of those the one with the fewest preemptions
     (``preemptions``); it stops with the piece that breaks the invariant, ``completed`` carries it on. events: those
     up to and with the one that breaks it. fewest_preemptions and calmest: the same with the two aims exchanged.
-    Where the search was not exhaustive, fewest means of the runs searched.
+    least: no run of the space has fewer of either; False where a bound was hit, then fewest is of the runs searched.
     """
 
     kind: Kind
@@ -69,6 +69,7 @@ class Finding:
     preemptions: int
     fewest_preemptions: int
     calmest: Choices
+    least: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,74 @@
+"""Classes of runs: two runs are of one class where they differ in the order of independent pieces alone.
+
+These are Mazurkiewicz traces. A sleep set holds the workers whose next piece was tried before at this place and
+commutes with all pieces since: to run it now would repeat a class. No worker ever waits for another, so each class
+has exactly one run that no sleep set cuts off (P. Godefroid, "Partial-Order Methods for the Verification of
+Concurrent Systems", 1996). Which run that is depends on the pieces done and the sleep set, not on the state; so the
+classes are counted over (pieces done, sleep set), without walking through them. Knows no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qsim.explore.program import Program, State, advance, independent
+from qsim.explore.runs import Choices
+
+Place = tuple[int, ...]
+Sleep = frozenset[int]
+
+
+def class_runs(program: Program) -> Iterator[tuple[Choices, int]]:
+    """One run of every class, with its verdict flags."""
+    commute = _commuting(program)
+
+    def walk(state: State, choices: Choices, sleep: Sleep) -> Iterator[tuple[Choices, int]]:
+        place = tuple(state[program.done(w)] for w in range(program.workers))
+        left = program.left(state)
+        if not left:
+            yield choices, state[program.flags]
+        for worker, asleep in _awake(place, left, sleep, commute):
+            yield from walk(advance(program, state, worker), (*choices, worker), asleep)
+
+    yield from walk(program.start, (), frozenset())
+
+
+def count_classes(program: Program) -> int:
+    """How many classes there are: ``class_runs`` without the runs."""
+    commute, lengths = _commuting(program), program.lengths
+    level: dict[tuple[Place, Sleep], int] = {((0,) * program.workers, frozenset()): 1}
+    for _ in range(sum(lengths)):
+        after: dict[tuple[Place, Sleep], int] = {}
+        for (place, sleep), runs in level.items():
+            left = [w for w, done in enumerate(place) if done < lengths[w]]
+            for worker, asleep in _awake(place, left, sleep, commute):
+                key = (*place[:worker], place[worker] + 1, *place[worker + 1 :]), asleep
+                after[key] = after.get(key, 0) + runs
+        level = after
+    return sum(level.values())
+
+
+Commuting = dict[tuple[int, int, int, int], bool]
+"""By worker, piece, worker, piece."""
+
+
+def _commuting(program: Program) -> Commuting:
+    return {
+        (w, i, v, j): independent(a, b)
+        for w, pieces in enumerate(program.touches)
+        for i, a in enumerate(pieces)
+        for v, others in enumerate(program.touches)
+        if v != w
+        for j, b in enumerate(others)
+    }
+
+
+def _awake(place: Place, left: list[int], sleep: Sleep, commute: Commuting) -> Iterator[tuple[int, Sleep]]:
+    """Each worker to try at a place, and who sleeps after it."""
+    tried = set(sleep)
+    for worker in left:
+        if worker in sleep:
+            continue
+        asleep = frozenset(w for w in tried if commute[worker, place[worker], w, place[w]])
+        yield worker, asleep
+        tried.add(worker)
