@@ -13,7 +13,10 @@ from qsim.arrays import I64
 from qsim.explore.program import Program
 from qsim.explore.result import Kind
 from qsim.explore.runs import Choices
-from qsim.explore.vectors import Rows, first_of_each, grown, sorted_blocks, start_rows
+from qsim.explore.vectors import Rows, first_of_each, grown, sorted_blocks, start_rows, successors
+
+WIDEST = 2
+"""Of a level that is held in memory, successors for each state of the budget, before those alike are merged."""
 
 
 class Reached(NamedTuple):
@@ -38,13 +41,15 @@ class _Level(NamedTuple):
 def breadth_first(program: Program, *, budget: int, symmetry: bool = True) -> Reached:
     """Search all states, at most about ``budget`` of them: the level that goes beyond it is the last.
 
+    No level is begun that has more than WIDEST times as many successors.
+
     symmetry: where all workers run the same code, count states that differ in the workers' numbers alone as one.
     """
     alike = symmetry and program.symmetric
     rows, states, levels = start_rows(program), 1, list[_Level]()
     found: dict[Kind, tuple[int, int, int]] = {}  # kind -> level, row and worker of the piece that raises it
     for level in range(sum(program.lengths)):
-        if states > budget:
+        if states > budget or successors(program, rows) > WIDEST * budget:
             break
         parts, parents, workers = [], [], []
         for group in grown(program, rows):

@@ -33,11 +33,19 @@ def class_runs(program: Program) -> Iterator[tuple[Choices, int]]:
     yield from walk(program.start, (), frozenset())
 
 
-def count_classes(program: Program) -> int:
-    """How many classes there are: ``class_runs`` without the runs."""
+COUNTED = 400_000
+"""Steps from one pair of pieces done and sleep set to the next that a count may take: about a second."""
+
+
+def count_classes(program: Program, *, budget: int = COUNTED) -> int | None:
+    """How many classes there are: ``class_runs`` without the runs. None where it takes more steps than ``budget``."""
     commute, lengths = _commuting(program), program.lengths
     level: dict[tuple[Place, Sleep], int] = {((0,) * program.workers, frozenset()): 1}
+    taken = 0
     for _ in range(sum(lengths)):
+        taken += len(level) * program.workers
+        if taken > budget:
+            return None
         after: dict[tuple[Place, Sleep], int] = {}
         for (place, sleep), runs in level.items():
             left = [w for w, done in enumerate(place) if done < lengths[w]]

@@ -109,6 +109,7 @@ def _placed(workers: Sequence[Thread], names: Names, codes: Sequence[Code], regi
         raise CaseError(f"the space needs numbers up to {largest}, states hold {LARGEST}; use fewer steps or layers")
     return Program(
         code=tuple(tuple(tuple(piece) for piece in code) for code in placed),
+        numbers=tuple(_numbers(code) for code in codes),
         ends=tuple((0, *(piece.stop for piece in thread.pieces)) for thread in workers),
         touches=tuple(tuple(frozenset(piece.touches) for piece in thread.pieces) for thread in workers),
         kinds=kinds,
@@ -118,6 +119,11 @@ def _placed(workers: Sequence[Thread], names: Names, codes: Sequence[Code], regi
         largest=largest,
         symmetric=all(code == codes[0] for code in codes),
     )
+
+
+def _numbers(code: Code) -> tuple[int, ...]:
+    known: dict[tuple[Instruction, ...], int] = {}
+    return (*(known.setdefault(piece, len(known)) for piece in code), -1)
 
 
 def _at(do: Instruction, worker: int, block: int, base: int) -> Instruction:

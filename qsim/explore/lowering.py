@@ -105,7 +105,7 @@ class Lowering:
         for number, piece in enumerate(self._thread.pieces):
             self._piece, self._code = number, []
             for at in range(piece.start, piece.stop):
-                self._event, self._at = at, at + 1
+                self._event, self._at = at, at - piece.start + 1
                 self._lower(self._thread.events[at])
             if number == last:
                 self._code += [Raise(kind, self._at) for kind in ending]

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qsim.arrays import I64
+from qsim.explore.breadth import WIDEST
 from qsim.explore.program import Program
 from qsim.explore.result import Kind
 from qsim.explore.runs import Choices
-from qsim.explore.vectors import Grown, Rows, first_of_each, grown, start_rows
+from qsim.explore.vectors import Grown, Rows, first_of_each, grown, start_rows, successors
 
 Counts = np.ndarray[tuple[int], np.dtype[Any]]
 
@@ -59,7 +60,8 @@ class _Search:
 
     def __init__(self, program: Program, wanted: Collection[Kind], most: int | None) -> None:
         self.program, self.wanted, self.most = program, frozenset(wanted), most
-        self.ends = [np.array(ends, np.int64) for ends in program.ends]
+        ends = [np.array(ends, np.int64) for ends in program.ends]
+        self.sizes = [after[1:] - after[:-1] for after in ends]  # events by piece
         self.best: dict[Kind, _Candidate] = {}
         self.levels: list[tuple[I64, Counts]] = []
 
@@ -88,15 +90,15 @@ class _Search:
     def _successors(
         self, level: int, now: _Frontier, group: Grown, preempts: np.ndarray[Any, np.dtype[np.bool_]]
     ) -> tuple[_Frontier, I64, int]:
-        ends, worker, piece = self.ends[group.worker], group.worker, group.piece
+        worker, before = group.worker, now.events[group.parents]
         preemptions = now.preemptions[group.parents] + preempts[group.parents]
-        others = now.events[group.parents] - ends[piece]
         within = np.ones(len(preemptions), np.bool_) if self.most is None else preemptions <= self.most
         for mark in group.raised:
             if mark.kind in self.wanted:
                 where = np.flatnonzero(within if mark.where is None else within & mark.where)
-                self._offer(mark.kind, level, group, where, others + mark.at, preemptions)
-        events, limit = others + ends[piece + 1], self.limit()
+                self._offer(mark.kind, level, group, where, before + mark.at, preemptions)
+        done = group.rows[:, self.program.done(worker)].astype(np.int64)
+        events, limit = before + self.sizes[worker][done - 1], self.limit()
         if limit is not None:
             within = within & (events < limit)
         kept = np.flatnonzero(within)
@@ -112,8 +114,11 @@ class _Search:
         if kind not in self.best or offer[:2] < self.best[kind][:2]:
             self.best[kind] = offer
 
-    def run(self, found: _Candidate) -> Least:
-        """The run that ends with a candidate."""
+    def runs(self) -> dict[Kind, Least]:
+        """What was found, as runs."""
+        return {kind: self._run(found) for kind, found in self.best.items()}
+
+    def _run(self, found: _Candidate) -> Least:
         path, row = [found.worker], found.row
         for parents, workers in reversed(self.levels[: found.level]):
             path.append(int(workers[row]))
@@ -130,9 +135,11 @@ def preemption_bounded(program: Program, *, most: int | None, wanted: Collection
     rows = start_rows(program)
     now = _Frontier(rows, np.zeros(1, np.int64), np.zeros(1, np.int64))
     for level in range(sum(program.lengths)):
-        if not len(now.rows) or states > budget:
+        if states > budget or successors(program, now.rows) > WIDEST * budget:
             break
+        if not len(now.rows):
+            return Bounded(states, True, search.runs())
         now = search.next_level(level, now)
         states += len(now.rows)
-    whole = states <= budget or not len(now.rows) or len(search.levels) == sum(program.lengths)
-    return Bounded(states, whole, {kind: search.run(found) for kind, found in search.best.items()})
+    whole = len(search.levels) == sum(program.lengths)
+    return Bounded(states, whole, search.runs())

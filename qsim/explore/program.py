@@ -33,7 +33,7 @@ class Move(NamedTuple):
 
 
 class Differ(NamedTuple):
-    """Raise ``kind`` where left is not right. at: events of the thread up to and with the one that is judged."""
+    """Raise ``kind`` where left is not right. at: events of the piece up to and with the one that is judged."""
 
     left: int
     right: int
@@ -85,13 +85,15 @@ Code = tuple[tuple[Instruction, ...], ...]
 class Program:
     """All threads of a space, compiled.
 
-    code: by worker. ends: by worker and number of pieces done, the events done. touches: by worker and piece, what
+    code: by worker. numbers: by worker and piece, which pieces have equal instructions; -1 for a worker that has
+    ended. ends: by worker and number of pieces done, the events done. touches: by worker and piece, what
     the piece touches that others could see. block: fields of one worker; worker w has fields block * w ... , the
     first of them its number of pieces done. flags: the field of the verdict, bit i for kinds[i]. largest: no field
     exceeds it. symmetric: all workers run the same code, so states that differ in their numbers alone are alike.
     """
 
     code: tuple[Code, ...]
+    numbers: tuple[tuple[int, ...], ...]
     ends: tuple[tuple[int, ...], ...]
     touches: tuple[tuple[frozenset[tuple[object, bool]], ...], ...]
     kinds: tuple[Kind, ...]
@@ -143,7 +145,7 @@ def advance(program: Program, state: State, worker: int) -> State:
 
 
 def traced(program: Program, state: State, worker: int) -> tuple[State, list[tuple[Kind, int]]]:
-    """``advance``, and each kind that the piece raises with the thread's events up to then."""
+    """``advance``, and each kind that the piece raises with the events of the piece up to then."""
     fields, raised = list(state), list[tuple[Kind, int]]()
     done = program.block * worker
     for do in program.code[worker][state[done]]:
@@ -198,8 +200,8 @@ def first_raises(program: Program, choices: tuple[int, ...]) -> dict[Kind, First
     """What a run raises, and when first."""
     state, found = program.start, dict[Kind, First]()
     for count, worker in enumerate(choices, 1):
-        others = program.events(state) - program.ends[worker][state[program.done(worker)]]
+        before = program.events(state)
         state, raised = traced(program, state, worker)
         for kind, at in raised:
-            found.setdefault(kind, First(count, others + at))
+            found.setdefault(kind, First(count, before + at))
     return found

@@ -60,6 +60,7 @@ class Finding:
     choices: the run with the fewest events up to the violation, of those the one with the fewest preemptions
     (``preemptions``); it stops with the piece that breaks the invariant, ``completed`` carries it on. events: those
     up to and with the one that breaks it. fewest_preemptions and calmest: the same with the two aims exchanged.
+    An observation set and a missing commit count over whole units: they are judged when a worker has ended.
     least: no run of the space has fewer of either; False where a bound was hit, then fewest is of the runs searched.
     """
 
@@ -76,11 +77,12 @@ class Finding:
 class Search:
     """The result of a search.
 
-    states: distinct states visited; without symmetry states that differ in the workers' numbers count apart.
-    exhaustive: every run was covered, so what was not found cannot happen in this space. private: no two workers
-    share a cell or slot, so there is one class and one run is the proof. classes: runs that differ in the order of
-    two dependent events (Mazurkiewicz traces). schedules: all interleavings of the pieces. findings: by kind, in the
-    order of Kind. bound: what was hit, in words, "" where exhaustive.
+    states: distinct states visited; where all workers run the same code, states that differ in the workers' numbers
+    alone are one. exhaustive: every run was covered, so what was not found cannot happen in this space. private: no
+    two workers share a cell or slot, so there is one class and one run is the proof. classes: runs that differ in
+    the order of two dependent events (Mazurkiewicz traces), None where counting was too much. schedules: all
+    interleavings of the pieces. findings: by kind, in the order of Kind. bound: what was hit, in words, "" where
+    exhaustive.
     """
 
     space: Space
@@ -89,7 +91,7 @@ class Search:
     seconds: float
     exhaustive: bool
     private: bool
-    classes: int
+    classes: int | None
     schedules: int
     findings: tuple[Finding, ...]
     bound: str

@@ -11,7 +11,7 @@ from qsim.explore.classes import count_classes
 from qsim.explore.compiling import compiled
 from qsim.explore.enumeration import count_schedules
 from qsim.explore.preempted import Least, preemption_bounded
-from qsim.explore.program import Program, first_raises
+from qsim.explore.program import First, Program, first_raises
 from qsim.explore.result import Engine, Finding, Kind, Search
 from qsim.explore.runs import Choices, preemptions
 from qsim.explore.space import Space
@@ -19,7 +19,8 @@ from qsim.explore.space import Space
 BUDGET = 2_000_000
 """States that one engine may visit."""
 MOST_PREEMPTIONS = 3
-PCT_RUNS, PCT_DEPTH = 1000, 3
+PCT_RUNS, PCT_DEPTH, PCT_PIECES = 1000, 3, 100_000
+"""Random priorities: runs, constraints of order that a violation may need, and pieces of all runs together."""
 
 
 def explore(space: Space, *, clock: Callable[[], float], budget: int = BUDGET, seed: int = 0) -> Search:
@@ -57,7 +58,7 @@ def _least_runs(space: Space, program: Program, runs: Mapping[Kind, Choices], bu
     found = []
     for kind in program.kinds:
         if kind in runs:
-            known = [_as_least(space, program, kind, runs[kind])]
+            known = [_as_least(space, runs[kind], first_raises(program, runs[kind])[kind])]
             known += [least[kind] for least in (calm, short.least) if kind in least]
             found.append(_finding(kind, known, whole and short.whole))
     return tuple(found)
@@ -77,8 +78,7 @@ def _calmest(program: Program, wanted: Collection[Kind], budget: int) -> tuple[d
     return calm, True
 
 
-def _as_least(space: Space, program: Program, kind: Kind, choices: Choices) -> Least:
-    first = first_raises(program, choices)[kind]
+def _as_least(space: Space, choices: Choices, first: First) -> Least:
     choices = choices[: first.pieces]
     return Least(first.events, preemptions(space, choices), choices)
 
@@ -101,8 +101,8 @@ def _beyond(
     space: Space, program: Program, runs: Mapping[Kind, Choices], budget: int, seed: int
 ) -> tuple[Engine, str, tuple[Finding, ...]]:
     """What can still be said where the states do not fit the budget."""
-    known = {kind: [_as_least(space, program, kind, choices)] for kind, choices in runs.items()}
-    covered = -1
+    known = {kind: [_as_least(space, run, first_raises(program, run)[kind])] for kind, run in runs.items()}
+    said, covered = [f"more than {budget:,} states"], -1
     for most in range(MOST_PREEMPTIONS + 1):
         bounded = preemption_bounded(program, most=most, wanted=program.kinds, budget=budget)
         for kind, least in bounded.least.items():
@@ -110,16 +110,21 @@ def _beyond(
         if not bounded.whole:
             break
         covered = most
-    engine = Engine.PREEMPTION_BOUNDED
-    said = [f"more than {budget} states"]
     if covered >= 0:
         said.append(f"every run with at most {covered} preemption{'s' * (covered != 1)} was covered")
+    engine = Engine.PREEMPTION_BOUNDED
     if covered < MOST_PREEMPTIONS:
         engine = Engine.PCT
-        for choices in random_priorities(program, runs=PCT_RUNS, depth=PCT_DEPTH, seed=seed):
-            for kind in first_raises(program, choices):
-                known.setdefault(kind, []).append(_as_least(space, program, kind, choices))
-        chance = float(chance_of_a_run(program, PCT_DEPTH))
-        said.append(f"{PCT_RUNS} runs by random priorities (depth {PCT_DEPTH}, seed {seed}): p >= {chance:.2g} a run")
+        said.append(_by_chance(space, program, known, seed))
     found = tuple(_finding(kind, known[kind], least=False) for kind in program.kinds if kind in known)
     return engine, "; ".join(said), found
+
+
+def _by_chance(space: Space, program: Program, known: dict[Kind, list[Least]], seed: int) -> str:
+    """Add what random priorities find to ``known``, and say how much was tried."""
+    runs = min(PCT_RUNS, 1 + PCT_PIECES // sum(program.lengths))
+    for choices in random_priorities(program, runs=runs, depth=PCT_DEPTH, seed=seed):
+        for kind, first in first_raises(program, choices).items():
+            known.setdefault(kind, []).append(_as_least(space, choices, first))
+    chance = float(chance_of_a_run(program, PCT_DEPTH))
+    return f"{runs} runs by random priorities (depth {PCT_DEPTH}, seed {seed}): p >= {chance:.2g} a run"

@@ -58,9 +58,10 @@ class Space:
     """Every worker runs its own microbatch in every step: ``steps`` times forward and recompute of ``layers`` layers.
 
     scope: who shares a state; declared: what check holds it against ("" means the same). preset, recipe: as in
-    build_case (recipe "" means "delayed", or "current" where the preset commits nothing). defect: a rewrite put on
-    the case before it is cut into threads, by id. unit: the declared cadence (None means the defect's, else the
-    preset's). What is left out is filled in, so equal spaces are equal values and have equal texts.
+    build_case; recipe "" means one that fits: "centred" for a defect of centres, "current" for a preset that never
+    commits, else "delayed". defect: a rewrite put on the case before it is cut into threads, by id. unit: the
+    declared cadence; None means the defect's, else the preset's. What is left out is filled in, so equal spaces are
+    equal values and have equal texts.
     """
 
     workers: int = 2
@@ -89,7 +90,7 @@ class Space:
         never = preset.cadence is Cadence.NEVER
         filled = {
             "declared": self.declared or self.scope,
-            "recipe": self.recipe or ("current" if never else "delayed"),
+            "recipe": self.recipe or ("current" if never else "centred" if defect and defect.centred else "delayed"),
             "defect": NO_DEFECT if defect is None else defect.id,
             "unit": Cadence.NEVER
             if never
@@ -126,9 +127,9 @@ def space_of(text: str) -> Space:
         layers=layers,
         scope=scope,
         declared=declared,
-        commit=enum_of(Commits, commit),
-        codes=enum_of(Codes, codes),
-        unit=enum_of(Cadence, unit),
+        commit=enum_of(Commits, commit, "commit"),
+        codes=enum_of(Codes, codes, "codes"),
+        unit=enum_of(Cadence, unit, "unit"),
         preset=preset,
         recipe=recipe,
         defect=defect,
@@ -136,9 +137,9 @@ def space_of(text: str) -> Space:
     )
 
 
-def enum_of(kind: type[E], word: str) -> E:
-    """The member of ``kind`` with the value ``word``; UsageError lists the known ones."""
-    _known(kind.__name__.lower(), word, {member.value: member for member in kind})
+def enum_of(kind: type[E], word: str, what: str) -> E:
+    """The member of ``kind`` with the value ``word``; UsageError says ``what`` it is and lists the known ones."""
+    _known(what, word, {member.value: member for member in kind})
     return kind(word)
 
 

@@ -25,7 +25,7 @@ _HALF = np.uint64(32)
 
 
 class Raised(NamedTuple):
-    """Rows in which a piece raises ``kind``, with the worker's events up to then. All rows where ``where`` is None."""
+    """Rows in which a piece raises ``kind``, with its events up to then. All rows where ``where`` is None."""
 
     kind: Kind
     at: int
@@ -33,12 +33,11 @@ class Raised(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """Rows after one piece: which rows they come from, whose piece it was, which one, and what it raised."""
+    """Rows after a piece of one worker: which rows they come from, whose piece it was, and what it raised."""
 
     rows: Rows
     parents: I64
     worker: int
-    piece: int
     raised: tuple[Raised, ...]
 
 
@@ -49,15 +48,21 @@ def start_rows(program: Program) -> Rows:
 
 
 def grown(program: Program, rows: Rows) -> Iterator[Grown]:
-    """All successors, by worker and piece."""
+    """All successors, by worker and instructions: pieces with equal ones are run together."""
     for worker, code in enumerate(program.code):
-        done = rows[:, program.done(worker)]
-        for piece, instructions in enumerate(code):
-            parents = np.flatnonzero(done == piece)
+        numbers = program.numbers[worker]
+        number = np.array(numbers)[rows[:, program.done(worker)]]
+        for at in range(max(numbers) + 1):
+            parents = np.flatnonzero(number == at)
             if parents.size:
                 after = rows[parents]
-                raised = tuple(advance_rows(program, after, worker, instructions))
-                yield Grown(after, parents, worker, piece, raised)
+                raised = tuple(advance_rows(program, after, worker, code[numbers.index(at)]))
+                yield Grown(after, parents, worker, raised)
+
+
+def successors(program: Program, rows: Rows) -> int:
+    """How many successors the rows have, before any are found to be alike."""
+    return sum(int((rows[:, program.done(w)] < length).sum()) for w, length in enumerate(program.lengths))
 
 
 def advance_rows(program: Program, rows: Rows, worker: int, instructions: tuple[Instruction, ...]) -> Iterator[Raised]:
@@ -113,7 +118,8 @@ def first_of_each(rows: Rows, rank: I64 | None = None) -> I64:
     mixed = packed[:, 0] * _MIX
     for at in range(1, packed.shape[1]):
         mixed = (mixed ^ (mixed >> _HALF) ^ packed[:, at]) * _MIX
-    order = np.argsort(mixed) if rank is None else np.lexsort((rank, mixed))
+    # Stable: which of several rows alike is kept must not depend on the machine.
+    order = np.argsort(mixed, kind="stable") if rank is None else np.lexsort((rank, mixed))
     apart = _apart(packed, order)
     sorted_mixes = mixed[order]
     if np.any(apart & (sorted_mixes[1:] == sorted_mixes[:-1])):
