@@ -1,0 +1,69 @@
+"""A run carried over to another protocol: each worker's events of the one, in the order of the other. Judges nothing.
+
+Events are matched by what they are for (phase, operation, what they do), so a protocol with fewer or other events in
+between can follow: what has no match waits for the next event of its worker that has one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from qsim.explore.footprints import footprint
+from qsim.explore.rows import Walked
+from qsim.explore.space import Space
+from qsim.explore.threads import case_of, threads
+from qsim.sim import SCOPES, Case, Context
+from qsim.sim.events import Consume, Event, Fetch, Schedule
+
+Key = tuple[object, ...]
+
+
+def carried(space: Space, steps: Sequence[Walked]) -> Case:
+    """All events of the threads of ``space``, in the order that ``steps`` gives them; the same run for its own space."""
+    case = case_of(space)
+    context = Context(scope=SCOPES[space.declared], unit=space.cadence)
+    schedule = tuple(_events(space, steps))
+    return Case(schedule=schedule, recipe=case.recipe, policy=case.policy, context=context)
+
+
+def _events(space: Space, steps: Sequence[Walked]) -> Iterator[Event]:
+    programs = [thread.events for thread in threads(space)]
+    places = [{key: at for at, key in enumerate(_keys(events))} for events in programs]
+    done = [0] * len(programs)
+    seen: list[Counter[Key]] = [Counter() for _ in programs]
+    for worker, event, _ in steps:
+        key = _numbered(event, seen[worker])
+        at = places[worker].get(key, -1)
+        if at >= done[worker]:
+            yield from programs[worker][done[worker] : at + 1]
+            done[worker] = at + 1
+    for worker, events in enumerate(programs):
+        yield from events[done[worker] :]
+
+
+def _keys(events: Schedule) -> list[Key]:
+    seen: Counter[Key] = Counter()
+    return [_numbered(event, seen) for event in events]
+
+
+def _numbered(event: Event, seen: Counter[Key]) -> Key:
+    """The key of an event and how often it was there before: an op may be loaded twice in a phase."""
+    key = _key(event)
+    seen[key] += 1
+    return (*key, seen[key])
+
+
+def _key(event: Event) -> Key:
+    """What an event is for. A split commit takes its turn where it writes; buffers may be called otherwise."""
+    mark = footprint(event)
+    if mark.writes_cell:
+        return "commit", event.phase, mark.op
+    told: object = None
+    if isinstance(event, Consume):
+        told = event.gemm
+    elif isinstance(event, Fetch):
+        told = event.into.split("/", 1)[0]  # a base and a live read are different things
+    elif mark.op is None:
+        told = mark.puts
+    return type(event).__name__, event.phase, mark.op, told
