@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qsim.cli.app import JsonFlag, app, console, print_json
+
+if TYPE_CHECKING:
+    from qsim.explore import Search
 
 
 @app.command()
@@ -25,22 +28,66 @@ def explore(
     unit: Annotated[str, typer.Option(help="The declared unit of a commit: microbatch or step.")] = "",
     budget: Annotated[int, typer.Option(min=1, help="States that one engine may visit.")] = 2_000_000,
     seed: Annotated[int, typer.Option(min=0, help="Of random priorities, where the states are too many.")] = 0,
+    invariant: Annotated[str, typer.Option(help="The invariant to show, as I3; the first that is broken.")] = "",
+    token: Annotated[bool, typer.Option("--token", help="Print the token of the counterexample alone.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Show the run in this space: do not shrink it.")] = False,
+    severity: Annotated[bool, typer.Option("--severity", help="What it costs, by real tensors.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Search all interleavings of workers that share quantizer state for broken invariants.
+    """Search all interleavings of workers that share quantizer state for broken invariants; show one that is broken.
 
     Exit code 0: none can break; 1: one can; 4: bounded, and nothing was found.
     """
-    from qsim.report.exploration import exit_code, exploration_data, exploration_report, search, space_from_words
+    from qsim.report.exploration import exit_code, search, space_from_words
 
     space = space_from_words(
         (workers, steps, layers), (scope, declared), (commit, codes, unit), (preset, recipe, defect, part)
     )
+    _require_rule(invariant)
     found = search(space, budget=budget, seed=seed)
-    if json:
-        print_json(exploration_data(found))
-    else:
-        out = console()
-        for piece in exploration_report(found):
-            out.print(piece)
+    _show(found, invariant=invariant, only_token=token and not json, whole=whole, severity=severity, json=json)
     raise typer.Exit(exit_code(found))
+
+
+def _require_rule(invariant: str) -> None:
+    from qsim.sim import RULES
+
+    if invariant and invariant not in RULES:
+        raise typer.BadParameter(f'"{invariant}" is unknown; known: {", ".join(RULES)}', param_hint="--invariant")
+
+
+def _show(found: Search, *, invariant: str, only_token: bool, whole: bool, severity: bool, json: bool) -> None:
+    from qsim.explore.cost import Setting
+    from qsim.explore.token import Token
+    from qsim.report.counterexample import counterexample_data, counterexample_report, explored
+    from qsim.report.exploration import exploration_data, exploration_report
+    from qsim.report.run_cost import cost_data, cost_report
+
+    before, shown = explored(found, invariant, whole=whole)
+    if only_token:
+        print(*([] if shown is None else [shown.token.text()]), sep="", end="\n" if shown else "")
+        return
+    # Without a violation the run that costs is any: the workers one after the other.
+    run = Token(space=found.space, choices=(), invariant=invariant or "I1") if shown is None else shown.token
+    if json:
+        data = exploration_data(found) | {
+            "token": None if shown is None else shown.token.text(),
+            "counterexample": None if shown is None else counterexample_data(shown),
+        }
+        print_json(
+            data
+            | ({"severity": cost_data(run, found.space, Setting(), violation=shown is not None)} if severity else {})
+        )
+        return
+    out = console()
+    for part in exploration_report(found):
+        out.print(part)
+    if shown is not None:
+        out.print("")
+        for part in counterexample_report(shown, before=before, width=out.width):
+            out.print(part, markup=False)
+        out.print(f"token: {shown.token.text()}", markup=False, soft_wrap=True)
+    elif invariant and found.findings:
+        out.print(f"no run breaks {invariant}")
+    for line in cost_report(run, found.space, Setting(), violation=shown is not None) if severity else ():
+        out.print(line, markup=False, soft_wrap=True)

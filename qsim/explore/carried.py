@@ -11,20 +11,49 @@ from collections.abc import Iterator, Sequence
 
 from qsim.explore.footprints import footprint
 from qsim.explore.rows import Walked
+from qsim.explore.runs import Choices
 from qsim.explore.space import Space
 from qsim.explore.threads import case_of, threads
 from qsim.sim import SCOPES, Case, Context
-from qsim.sim.events import Consume, Event, Fetch, Schedule
+from qsim.sim.events import Consume, Event, Fetch, Phase, Schedule
 
 Key = tuple[object, ...]
 
 
 def carried(space: Space, steps: Sequence[Walked]) -> Case:
-    """All events of the threads of ``space``, in the order that ``steps`` gives them; the same run for its own space."""
+    """All events of the threads of ``space``, in the order of ``steps``; for a run's own space that run itself."""
     case = case_of(space)
     context = Context(scope=SCOPES[space.declared], unit=space.cadence)
     schedule = tuple(_events(space, steps))
     return Case(schedule=schedule, recipe=case.recipe, policy=case.policy, context=context)
+
+
+def step_by_step(space: Space) -> Case:
+    """All workers one after the other within each step, and the commits of the update phase when all have ended it."""
+    by_step: dict[tuple[int, bool], list[Event]] = {}
+    for thread in threads(space):
+        step = 0
+        for event in thread.events:
+            op = footprint(event).op
+            step = step if op is None else op.logical_step  # a drop belongs to what was before it
+            by_step.setdefault((step, event.phase is Phase.UPDATE), []).append(event)
+    case = case_of(space)
+    context = Context(scope=SCOPES[space.declared], unit=space.cadence)
+    schedule = tuple(event for _, events in sorted(by_step.items()) for event in events)
+    return Case(schedule=schedule, recipe=case.recipe, policy=case.policy, context=context)
+
+
+def followed(space: Space, choices: Sequence[int]) -> Choices:
+    """An order of workers as far as ``space`` can follow it, to the end of all threads: a worker that has ended is
+    passed over, and what is left runs by the workers' numbers.
+    """
+    left = [len(thread.pieces) for thread in threads(space)]
+    run = []
+    for worker in choices:
+        if worker < len(left) and left[worker]:
+            left[worker] -= 1
+            run.append(worker)
+    return (*run, *(worker for worker, count in enumerate(left) for _ in range(count)))
 
 
 def _events(space: Space, steps: Sequence[Walked]) -> Iterator[Event]:

@@ -166,9 +166,8 @@ class _Run:
             return scope(OpId(*op)), unit_of(op, unit)
 
         stop = seq + (violation.invariant == "I5")  # a set of observations is that of all commits, this one too
-        commits = tuple(
-            at for at in range(stop) if self.records[at].kind in ("commit", "store") and key(self.records[at].op) == key(mine)
-        )  # fmt: skip
+        writes = (at for at in range(stop) if self.records[at].kind in ("commit", "store"))
+        commits = tuple(at for at in writes if key(self.records[at].op) == key(mine))
         if not commits:
             return Cause(None, (), violation.because)
         said = " and ".join(f"{self.at(at)} folded in {self._seen(at)}" for at in commits)

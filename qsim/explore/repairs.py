@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from qsim.errors import CaseError
 from qsim.explore.breadth import breadth_first
 from qsim.explore.carried import carried
-from qsim.explore.classes import class_runs
 from qsim.explore.compiling import compiled
 from qsim.explore.enumeration import all_runs, count_schedules
 from qsim.explore.rows import walked
 from qsim.explore.runs import Choices, completed, interleaved, judge
+from qsim.explore.sampled import some_runs
 from qsim.explore.space import Codes, Commits, Space
 from qsim.sim import FIXES, Case, Violation, broken
 
 RUNS = 256
 """Runs of a space on which a fix is tried."""
-STATES = 200_000
+EVENTS = 20_000
+"""Events of all these runs together: a run of many layers is judged less often."""
+STATES = 50_000
 """States of a space that does it otherwise."""
 
 
@@ -60,12 +61,14 @@ def _fixes(space: Space, choices: Choices, invariant: str) -> Iterator[Repair]:
 
 
 def _runs(space: Space) -> tuple[tuple[Choices, ...], str, bool]:
-    """All runs, else one of every class, else as many of those as RUNS; in words; whether they stand for all."""
+    """All runs, else one of every class, as far as RUNS and EVENTS; in words; whether they stand for all."""
     program = compiled(space)
-    if (count := count_schedules(program)) <= RUNS:
+    most = max(1, min(RUNS, EVENTS // sum(ends[-1] for ends in program.ends)))
+    if (count := count_schedules(program)) <= most:
         return tuple(run for run, _ in all_runs(program)), f"all {count} runs" if count > 1 else "the only run", True
-    runs = tuple(run for run, _ in itertools.islice(class_runs(program), RUNS))
-    return runs, f"one run of each of {len(runs)} classes", False  # a rewrite may make other events depend
+    runs, whole = some_runs(program, most)
+    # No proof: a rewrite may make pieces dependent that commuted before.
+    return runs, f"a run of each of {len(runs)} classes" if whole else f"{len(runs)} runs", False
 
 
 def _everywhere(

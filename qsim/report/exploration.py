@@ -102,13 +102,7 @@ def _data(finding: Finding) -> dict[str, object]:
 
 def exploration_report(found: Search) -> Iterator[str | Table]:
     """The parts of the report, in order."""
-    space = found.space
-    yield (
-        f"{_of(space.workers, 'worker')}, {_of(space.steps, 'step')}, {_of(space.layers, 'layer')} ({space.part}); "
-        f"preset {space.preset}, defect {space.defect}, unit {space.cadence.value}; "
-        f"scope {space.scope}{'' if space.declared == space.scope else f' declared {space.declared}'}, "
-        f"commit {space.commit.value}, codes {space.codes.value}"
-    )
+    yield space_text(found.space)
     yield (
         f"{found.engine.value}: {found.states:,} states in {found.seconds:.3f} s; "
         f"{_large(found.schedules)} interleavings in {_classes(found.classes)}"
@@ -117,6 +111,16 @@ def exploration_report(found: Search) -> Iterator[str | Table]:
     if found.findings:
         yield ""
         yield _table(found)
+
+
+def space_text(space: Space) -> str:
+    """The bounds of a search in words."""
+    return (
+        f"{_of(space.workers, 'worker')}, {_of(space.steps, 'step')}, {_of(space.layers, 'layer')} ({space.part}); "
+        f"preset {space.preset}, defect {space.defect}, unit {space.cadence.value}; "
+        f"scope {space.scope}{'' if space.declared == space.scope else f' declared {space.declared}'}, "
+        f"commit {space.commit.value}, codes {space.codes.value}"
+    )
 
 
 def _of(count: int, what: str) -> str:
