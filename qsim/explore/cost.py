@@ -20,7 +20,7 @@ from qsim.explore.compiling import compiled
 from qsim.explore.program import flags_of
 from qsim.explore.rows import walked
 from qsim.explore.runs import Choices, completed, interleaved, judge
-from qsim.explore.sampled import some_runs
+from qsim.explore.sampled import some_runs, too_long
 from qsim.explore.space import NO_DEFECT, PARTS, Codes, Commits, Space
 from qsim.formats import get_format
 from qsim.quant import OpId, Recipe, Timing, make_recipe
@@ -29,8 +29,8 @@ from qsim.severity import measure_severity
 from qsim.sim import FIXES, PRESETS, Case, Env, Linear, Trace, records_of, replay
 from qsim.workloads import WORKLOADS, Shaping, Workload
 
-MOST = 100
-"""Violating classes of which the cost is measured."""
+MOST, EVENTS = 100, 100_000
+"""Violating runs of which the cost is measured, and the events of all of them together."""
 LOOKED = 10_000
 """Classes that are looked at for them."""
 
@@ -71,11 +71,15 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worst:
-    """The dearest of the violating runs, one a class. measured: how many; all_of_them: whether there are no others."""
+    """The dearest of some violating runs. measured: how many; all_of_them: one of every class that there is.
+
+    by_chance: they are runs drawn by chance, not one a class.
+    """
 
     cost: Cost
     measured: int
     all_of_them: bool
+    by_chance: bool
 
 
 def cost_of(space: Space, choices: Choices, setting: Setting) -> Cost:
@@ -110,11 +114,13 @@ def worst_of(space: Space, setting: Setting, *, invariant: str = "") -> Worst | 
     wanted = sum(program.bit(kind) for kind in program.kinds if invariant in ("", kind.invariant))
     runs, whole = some_runs(program, LOOKED)
     wrong = [run for run in runs if flags_of(program, run) & wanted]
-    costs = [cost_of(space, run, setting) for run in wrong[:MOST]]
+    most = max(1, min(MOST, EVENTS // sum(ends[-1] for ends in program.ends)))
+    costs = [cost_of(space, run, setting) for run in wrong[:most]]
     if not costs:
         return None
     dearest = max(costs, key=lambda cost: (cost.worst, cost.wrong))
-    return Worst(cost=dearest, measured=len(costs), all_of_them=whole and len(wrong) <= MOST)
+    everything = whole and len(wrong) <= most
+    return Worst(cost=dearest, measured=len(costs), all_of_them=everything, by_chance=too_long(program))
 
 
 def twin_of(space: Space, choices: Choices) -> tuple[Case, bool]:

@@ -13,9 +13,14 @@ LONGEST = 400
 """Pieces of a run beyond which classes are not walked through: their runs are drawn by chance."""
 
 
+def too_long(program: Program) -> bool:
+    """Whether ``some_runs`` draws by chance."""
+    return sum(program.lengths) > LONGEST
+
+
 def some_runs(program: Program, most: int) -> tuple[tuple[Choices, ...], bool]:
     """One run of each class, ``most`` at the most; whether these are all classes. Runs by chance in a long space."""
-    if sum(program.lengths) > LONGEST:
+    if too_long(program):
         return tuple(random_walk(program, runs=most, seed=0)), False
     runs = tuple(run for run, _ in itertools.islice(class_runs(program), most + 1))
     return runs[:most], len(runs) <= most

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _INDENT = 9
+FIRST, LAST = 8, 32
+"""Rows of a long table that are shown; JSON has all of them."""
 
 
 def found_token(found: Search, invariant: str) -> Token | None:
@@ -93,7 +95,12 @@ def _table(shown: Counterexample) -> Table:
     table = Table(title='what changed (">": preemption)', title_justify="left", box=None, show_edge=False)
     for column in ("", "event", "worker", "does", "cells", "snapshots", "breaks"):
         table.add_column(column, justify="right" if column in ("event", "worker") else "left")
-    for row in shown.rows:
+    rows, left_out = shown.rows, len(shown.rows) - FIRST - LAST
+    for at, row in enumerate(rows):
+        if left_out > 1 and at == FIRST:
+            table.add_row("", "...", "", f"{left_out} rows", "", "", "")
+        if left_out > 1 and FIRST <= at < len(rows) - LAST:
+            continue
         table.add_row(
             ">" if row.preempts else "",
             str(row.seq),

@@ -25,9 +25,13 @@ def cost_report(token: Token, whole: Space, setting: Setting, *, violation: bool
 
 
 def _worst(worst: Worst, invariant: str, whole: Space) -> Iterator[str]:
-    count = f"{worst.measured} class{'es' * (worst.measured != 1)}"
+    one = worst.measured == 1
+    if worst.by_chance:
+        which = f"{worst.measured} run{'s' * (not one)} by chance"
+    else:
+        which = f"{'the run of one' if one else f'a run of each of {worst.measured}'} class{'es' * (not one)}"
     yield (
-        f"  worst of a run of each of {count} that break{'s' * (worst.measured == 1)} {invariant} "
+        f"  worst of {which} that break{'s' * one} {invariant} "
         f"({'all there are' if worst.all_of_them else 'there are more'}): {run_text(worst.cost.choices)}"
     )
     yield f"    {_cost(worst.cost)}"
@@ -61,7 +65,7 @@ def cost_data(token: Token, whole: Space, setting: Setting, *, violation: bool =
         return data | {"not_measured": str(error)}
     if worst is not None:
         name = Token(space=whole, choices=worst.cost.choices, invariant=token.invariant).text()
-        about = {"token": name, "measured": worst.measured, "all": worst.all_of_them}
+        about = {"token": name, "measured": worst.measured, "all": worst.all_of_them, "by_chance": worst.by_chance}
         data["worst"] = _cost_data(worst.cost) | about
     return data
 
