@@ -57,20 +57,12 @@ def shrink(token: Token, *, clock: Callable[[], float], seconds: float = SECONDS
     token = replace(token, choices=cut(token.space, again.run, again.found[0].event))
     best = _Best(token, size_of(token))
     changed = True
-    while changed and clock() < end:
-        changed = False
-        for smaller in _smaller(best.token.space):
-            if clock() >= end:
-                break
-            if best.offer_space(smaller, clock, end):
-                changed = True
-                break
-    if clock() < end:
-        best.offer_space(best.token.space, clock, end)
+    while changed:
+        changed = any(best.offer_space(smaller, clock, end) for smaller in _smaller(best.token.space))
+    best.offer_space(best.token.space, clock, end)
     best.shorten(clock, end)
     for plainer in _plainer(best.token.space):
-        if clock() < end:
-            best.offer_space(_merged(best.token.space, plainer), clock, end, plainer=True)
+        best.offer_space(_merged(best.token.space, plainer), clock, end, plainer=True)
     return best.token
 
 
@@ -96,7 +88,9 @@ class _Best:
     def offer_space(
         self, space: Space, clock: Callable[[], float], end: float, *, plainer: bool = False
     ) -> bool:  # fmt: skip
-        """Keep the least run of another space, where that is smaller."""
+        """Keep the least run of another space, where that is smaller and there is time to look."""
+        if clock() >= end:
+            return False
         try:
             found = self._least(space, clock, end)
             return found is not None and self.offer(space, found.choices, plainer=plainer)

@@ -85,7 +85,7 @@ def _however(shown: Counterexample) -> str:
 
 
 def _repair(repair: Repair) -> str:
-    left = f", where {' and '.join(sorted(repair.left))} stays broken" if repair.left else ""
+    left = f", where {' and '.join(sorted(repair.left))} can break" if repair.left else ""
     return f"{repair.name} ({repair.tried}{'' if repair.proof else ': no proof'}{left})"
 
 

@@ -5,7 +5,21 @@ from __future__ import annotations
 import pytest
 
 from qsim.errors import UsageError
-from qsim.explore import Choices, Codes, Commits, Space, Token, counterexample, followed, interleaved, judge, replayed
+from qsim.explore import (
+    Choices,
+    Codes,
+    Commits,
+    Kind,
+    Space,
+    Token,
+    counterexample,
+    followed,
+    interleaved,
+    judge,
+    repairs,
+    replayed,
+)
+from qsim.explore.breadth import Reached
 from qsim.explore.carried import carried
 from qsim.explore.notation import programs
 from qsim.explore.rows import Row, walked
@@ -57,11 +71,23 @@ def test_snapshots_alone_do_not_repair_a_lost_commit_and_atomic_commits_do() -> 
 
 
 def test_a_repair_that_helps_this_run_alone_is_not_said_to_help_everywhere() -> None:
-    """Codes in a buffer that workers share: atomic commits and a state each change nothing, own codes do."""
+    """Codes in a buffer that workers share: own codes help, and one snapshot for all hides this run's mistake alone."""
     space = Space(codes=Codes.SCRATCH)
+    paired = {
+        r.name: r for r in counterexample(Token(space=space, choices=(0, 0, 0, *(1,) * 6), invariant="I1")).repairs
+    }
+    assert (True, False) == (paired["single_snapshot"].same_run, paired["single_snapshot"].everywhere)
     told = {r.name: r for r in counterexample(Token(space=space, choices=(0, 0, 0, 1, 1, 1), invariant="I4")).repairs}
     assert (True, True) == (told["codes own"].same_run, told["codes own"].everywhere)
     assert [] == [name for name, r in told.items() if r.everywhere and name != "codes own"]
+
+
+def test_a_space_in_which_some_run_still_breaks_the_rule_is_no_help_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No small space is like that by itself, so the search is made to find one."""
+    found = Reached(6, True, {Kind.LOST_COMMIT: (0,)}, frozenset())
+    monkeypatch.setattr(repairs, "breadth_first", lambda *_, **__: found)
+    told = {r.name: r for r in counterexample(LOST).repairs}
+    assert (True, False) == (told["commit atomic"].same_run, told["commit atomic"].everywhere)
 
 
 def test_what_a_repair_leaves_broken_is_said() -> None:
@@ -72,8 +98,9 @@ def test_what_a_repair_leaves_broken_is_said() -> None:
     assert not told["compare_and_set"].everywhere
 
 
-# Worker 0 alone, by hand. D01: load P Q O C(4) load F(6) U(7) ... D02: load P(1) Q O C(4) load U drop load P(9) Q(10)
-# O C(12) ... Codes in scratch, run 0 0 1 1 1 0 0: load P Q(2) O | load P Q(6) O C load | C load U(12).
+# By hand. D01, worker 0 alone: load P Q O C(4) load F(6) U(7) ... D02: load P(1) Q O C(4) load U drop load P(9) Q(10)
+# O C(12) ... Two layers, split: worker 0 up to F(4), all 28 events of worker 1, S(33): one of its writes is to this cell.
+# Codes in scratch, run 0 0 1 1 1 0 0: load P Q(2) O | load P Q(6) O C load | C load U(12).
 CAUSES = [
     # space, run, invariant -> violating event, where its state was read, writes in between, words
     (
@@ -158,6 +185,10 @@ def test_a_run_carried_over_to_atomic_commits_keeps_the_order_of_writes(run: Cho
     assert writers == [e.op.worker_id for e in atomic.schedule if type(e).__name__ == "Commit"]
     assert 26 == len(atomic.schedule)  # 13 of each worker: nothing is lost on the way
     assert frozenset() == broken(judge(atomic))
+
+
+def test_what_has_no_match_still_runs() -> None:
+    assert 26 == len(carried(Space(), ()).schedule)
 
 
 def test_an_order_of_workers_passes_over_those_that_have_ended() -> None:

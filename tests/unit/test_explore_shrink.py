@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qsim.explore import Choices, Codes, Commits, Space, Token, followed, replayed, shrink, token_of
+import qsim.explore.shrink  # noqa: F401  the package exports the function by this name
+from qsim.explore import Choices, Codes, Commits, Kind, Space, Token, followed, replayed, shrink, token_of
+from qsim.explore.preempted import Bounded, Least
 from qsim.explore.shrink import Size, size_of
+
+module = sys.modules["qsim.explore.shrink"]
 
 LARGE = {
     "lost commit": Space(workers=3, steps=2, layers=2, part="linear", commit=Commits.SPLIT),
@@ -18,11 +24,13 @@ LARGE = {
     "stale centre": Space(workers=2, steps=2, layers=2, defect="D07"),
     "one snapshot": Space(workers=3, layers=2, defect="D05"),
     "scratch": Space(workers=3, layers=2, codes=Codes.SCRATCH),
+    "live and split": Space(workers=3, layers=2, defect="D01", commit=Commits.SPLIT),
     "unit step": Space(workers=3, steps=2, scope="layer"),
 }
 RULES_OF = {
     "lost commit": ("I3",), "live reads": ("I1", "I2", "I3", "I5"), "stale centre": ("I1", "I7"),
     "one snapshot": ("I1", "I2", "I4"), "scratch": ("I1", "I4"), "unit step": ("I3",),
+    "live and split": ("I1", "I3"),
 }  # fmt: skip
 
 
@@ -64,6 +72,7 @@ def shrunk_by_hand() -> Iterator[tuple[str, str, Size]]:
     yield "live reads", "I1", Size(1, 1, 1, 0, 8)  # load P Q O C load F U
     yield "live reads", "I2", Size(1, 1, 1, 0, 12)  # and drop load P Q
     yield "stale centre", "I7", Size(1, 1, 1, 0, 8)
+    yield "live and split", "I3", Size(1, 1, 2, 1, 22)  # as the lost commit, with two live reads of worker 1
     yield "scratch", "I4", Size(1, 1, 2, 1, 20)  # 6 of worker 0 up to its read, all 13 of worker 1, the read
 
 
@@ -81,14 +90,37 @@ def test_a_setting_that_the_violation_does_not_need_is_made_plain() -> None:
     assert ("input", Commits.ATOMIC, "D01") == (small.space.part, small.space.commit, small.space.defect)
 
 
-def test_when_the_time_is_over_nothing_more_is_looked_at() -> None:
-    """The clock is asked once to begin with; five seconds later there were at most five looks, and a valid token."""
-    clock = Ticking()
-    run = run_of(LARGE["lost commit"], [2, 0, 1, 0, 1, 2, 1] * 20)
-    token = Token(space=LARGE["lost commit"], choices=run, invariant="I3")
-    small = shrink(token, clock=clock, seconds=5.0)
-    assert replayed(small).found
-    assert 5.0 <= clock.now <= 12.0
+def test_when_the_time_is_over_nothing_more_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock starts at 1 and goes ahead with every question, so the end is at 6 and few looks are left."""
+    clock, looks, tries = Ticking(), list[float](), list[float]()
+    bounded, offer = module.preemption_bounded, module._Best.offer
+
+    def looked(*args: Any, **options: Any) -> Any:
+        looks.append(clock.now)
+        return bounded(*args, **options)
+
+    def tried(*args: Any, **options: Any) -> Any:
+        tries.append(clock.now)
+        return offer(*args, **options)
+
+    monkeypatch.setattr(module, "preemption_bounded", looked)
+    monkeypatch.setattr(module._Best, "offer", tried)
+    token = Token(
+        space=LARGE["lost commit"], choices=run_of(LARGE["lost commit"], [2, 0, 1, 0, 1, 2, 1] * 20), invariant="I3"
+    )
+    assert replayed(shrink(token, clock=clock, seconds=5.0)).found
+    assert looks
+    assert max(looks + tries) < 6.0
+
+
+def test_a_worse_run_than_the_one_at_hand_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that is cut short by its budget may come back with a run that preempts more."""
+    space = Space(commit=Commits.SPLIT)
+    good = Token(space=space, choices=(0, 0, 1, 1, 1, 0), invariant="I3")
+    worse = Least(16, 3, (0, 1, 0, 1, 0, 1))
+    monkeypatch.setattr(module, "preemption_bounded", lambda *_, **__: Bounded(1, False, {Kind.LOST_COMMIT: worse}))
+    assert replayed(Token(space=space, choices=worse.choices, invariant="I3")).found
+    assert good == shrink(good, clock=time.perf_counter)
 
 
 def test_without_any_time_the_run_is_still_cut_at_its_violation() -> None:
