@@ -13,10 +13,7 @@ from qsim.arrays import I64
 from qsim.explore.program import Program
 from qsim.explore.result import Kind
 from qsim.explore.runs import Choices
-from qsim.explore.vectors import Rows, first_of_each, grown, sorted_blocks, start_rows, successors
-
-WIDEST = 2
-"""Of a level that is held in memory, successors for each state of the budget, before those alike are merged."""
+from qsim.explore.vectors import Rows, first_of_each, grown, sorted_blocks, start_rows, successors, widest
 
 
 class Reached(NamedTuple):
@@ -41,7 +38,7 @@ class _Level(NamedTuple):
 def breadth_first(program: Program, *, budget: int, symmetry: bool = True) -> Reached:
     """Search all states, at most about ``budget`` of them: the level that goes beyond it is the last.
 
-    No level is begun that has more than WIDEST times as many successors.
+    No level is begun that would be too wide for the budget or for memory.
 
     symmetry: where all workers run the same code, count states that differ in the workers' numbers alone as one.
     """
@@ -49,7 +46,7 @@ def breadth_first(program: Program, *, budget: int, symmetry: bool = True) -> Re
     rows, states, levels = start_rows(program), 1, list[_Level]()
     found: dict[Kind, tuple[int, int, int]] = {}  # kind -> level, row and worker of the piece that raises it
     for level in range(sum(program.lengths)):
-        if states > budget or successors(program, rows) > WIDEST * budget:
+        if states > budget or successors(program, rows) > widest(program, rows, budget):
             break
         parts, parents, workers = [], [], []
         for group in grown(program, rows):

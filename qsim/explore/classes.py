@@ -10,6 +10,7 @@ classes are counted over (pieces done, sleep set), without walking through them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from qsim.explore.program import Program, State, advance, independent
 from qsim.explore.runs import Choices
@@ -56,27 +57,29 @@ def count_classes(program: Program, *, budget: int = COUNTED) -> int | None:
     return sum(level.values())
 
 
-Commuting = dict[tuple[int, int, int, int], bool]
-"""By worker, piece, worker, piece."""
+class _Commuting(NamedTuple):
+    """number: by worker and piece, which pieces touch the same. table: which numbers commute."""
+
+    number: tuple[tuple[int, ...], ...]
+    table: tuple[tuple[bool, ...], ...]
+
+    def both(self, worker: int, piece: int, other: int, its: int) -> bool:
+        """True where the pieces of two workers commute."""
+        return self.table[self.number[worker][piece]][self.number[other][its]]
 
 
-def _commuting(program: Program) -> Commuting:
-    return {
-        (w, i, v, j): independent(a, b)
-        for w, pieces in enumerate(program.touches)
-        for i, a in enumerate(pieces)
-        for v, others in enumerate(program.touches)
-        if v != w
-        for j, b in enumerate(others)
-    }
+def _commuting(program: Program) -> _Commuting:
+    known: dict[frozenset[tuple[object, bool]], int] = {}
+    number = tuple(tuple(known.setdefault(t, len(known)) for t in thread) for thread in program.touches)
+    return _Commuting(number, tuple(tuple(independent(a, b) for b in known) for a in known))
 
 
-def _awake(place: Place, left: list[int], sleep: Sleep, commute: Commuting) -> Iterator[tuple[int, Sleep]]:
+def _awake(place: Place, left: list[int], sleep: Sleep, commute: _Commuting) -> Iterator[tuple[int, Sleep]]:
     """Each worker to try at a place, and who sleeps after it."""
     tried = set(sleep)
     for worker in left:
         if worker in sleep:
             continue
-        asleep = frozenset(w for w in tried if commute[worker, place[worker], w, place[w]])
+        asleep = frozenset(w for w in tried if commute.both(worker, place[worker], w, place[w]))
         yield worker, asleep
         tried.add(worker)

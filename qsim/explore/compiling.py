@@ -18,16 +18,13 @@ from qsim.sim import SCOPES, Cadence, Scope
 from qsim.sim.events import Commit, Slot, Store
 from qsim.sim.invariants import unit_of
 
-LARGEST = (1 << 16) - 1
-"""A field of a state has at most 16 bits."""
-
 ORDERLESS = (Kind.MISSING_COMMIT, Kind.OBSERVATIONS)
 """Kinds that count over whole units: every order of the same events has the same verdict, so one run decides."""
 
 
 @lru_cache(maxsize=16)
 def compiled(space: Space) -> Program:
-    """The program of ``space``. Raises CaseError for events that it cannot follow, or a space that is too large."""
+    """The program of ``space``. Raises CaseError for events that it cannot follow."""
     workers = threads(space)
     names = _names(space, workers)
     sequential = {kind_of(v) for v in judge(interleaved(space, completed(space, ())))}
@@ -105,8 +102,8 @@ def _placed(workers: Sequence[Thread], names: Names, codes: Sequence[Code], regi
         start[base + field] = names.first[cell]
     versions = sum(names.versions.values())
     largest = max(versions, len(names.writers), (1 << len(kinds)) - 1, *(len(thread.pieces) for thread in workers))
-    if largest > LARGEST:
-        raise CaseError(f"the space needs numbers up to {largest}, states hold {LARGEST}; use fewer steps or layers")
+    # A visit casts 4 operands and commits each twice at most, and a cell has one version more than commits.
+    assert largest < 1 << 16, "a space has at most MAX_VISITS visits of a layer"
     return Program(
         code=tuple(tuple(tuple(piece) for piece in code) for code in placed),
         numbers=tuple(_numbers(code) for code in codes),

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qsim.arrays import I64
-from qsim.explore.breadth import WIDEST
 from qsim.explore.program import Program
 from qsim.explore.result import Kind
 from qsim.explore.runs import Choices
-from qsim.explore.vectors import Grown, Rows, first_of_each, grown, start_rows, successors
+from qsim.explore.vectors import Grown, Rows, first_of_each, grown, start_rows, successors, widest
 
 Counts = np.ndarray[tuple[int], np.dtype[Any]]
 
@@ -135,7 +134,7 @@ def preemption_bounded(program: Program, *, most: int | None, wanted: Collection
     rows = start_rows(program)
     now = _Frontier(rows, np.zeros(1, np.int64), np.zeros(1, np.int64))
     for level in range(sum(program.lengths)):
-        if states > budget or successors(program, now.rows) > WIDEST * budget:
+        if states > budget or successors(program, now.rows) > widest(program, now.rows, budget):
             break
         if not len(now.rows):
             return Bounded(states, True, search.runs())

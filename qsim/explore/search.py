@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from qsim.checks import whole_number
-from qsim.explore.breadth import breadth_first
+from qsim.explore.breadth import Reached, breadth_first
 from qsim.explore.chance import chance_of_a_run, random_priorities
 from qsim.explore.classes import count_classes
 from qsim.explore.compiling import compiled
@@ -36,7 +36,7 @@ def explore(space: Space, *, clock: Callable[[], float], budget: int = BUDGET, s
         engine, bound = Engine.BREADTH_FIRST, ""
         findings = _least_runs(space, program, reached.runs, budget)
     else:
-        engine, bound, findings = _beyond(space, program, reached.runs, budget, seed)
+        engine, bound, findings = _beyond(space, program, reached, budget, seed)
     return Search(
         space=space,
         engine=engine,
@@ -98,11 +98,11 @@ def _finding(kind: Kind, known: list[Least], least: bool) -> Finding:
 
 
 def _beyond(
-    space: Space, program: Program, runs: Mapping[Kind, Choices], budget: int, seed: int
+    space: Space, program: Program, reached: Reached, budget: int, seed: int
 ) -> tuple[Engine, str, tuple[Finding, ...]]:
     """What can still be said where the states do not fit the budget."""
-    known = {kind: [_as_least(space, run, first_raises(program, run)[kind])] for kind, run in runs.items()}
-    said, covered = [f"more than {budget:,} states"], -1
+    known = {kind: [_as_least(space, run, first_raises(program, run)[kind])] for kind, run in reached.runs.items()}
+    said, covered = [f"breadth first was stopped after {reached.states:,} states"], -1
     for most in range(MOST_PREEMPTIONS + 1):
         bounded = preemption_bounded(program, most=most, wanted=program.kinds, budget=budget)
         for kind, least in bounded.least.items():

@@ -49,6 +49,8 @@ PARTS: Mapping[str, Part] = MappingProxyType(
 
 NO_DEFECT = "none"
 MAX_WORKERS = 8
+MAX_VISITS = 300
+"""Visits of a layer by all workers in all steps: a case of that size is judged in seconds, its numbers are small."""
 
 E = TypeVar("E", bound=Enum)
 
@@ -82,6 +84,12 @@ class Space:
             object.__setattr__(self, name, whole_number(f"explore: {name}", getattr(self, name), least=1))
         if self.workers > MAX_WORKERS:
             raise UsageError(f"explore: workers {self.workers} are too many; at most {MAX_WORKERS}")
+        visits = self.workers * self.steps * self.layers
+        if visits > MAX_VISITS:
+            raise UsageError(
+                f"explore: {self.workers} workers x {self.steps} steps x {self.layers} layers are {visits} visits of a "
+                f"layer; at most {MAX_VISITS}"
+            )
         _known("preset", self.preset, PRESETS)
         _known("scope", self.scope, SCOPES)
         _known("part", self.part, PARTS)

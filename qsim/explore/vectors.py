@@ -24,6 +24,9 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, so that one word alone is mixed wit
 _HALF = np.uint64(32)
 
 
+LEVEL_BYTES = 1 << 28
+
+
 class Raised(NamedTuple):
     """Rows in which a piece raises ``kind``, with its events up to then. All rows where ``where`` is None."""
 
@@ -52,17 +55,21 @@ def grown(program: Program, rows: Rows) -> Iterator[Grown]:
     for worker, code in enumerate(program.code):
         numbers = program.numbers[worker]
         number = np.array(numbers)[rows[:, program.done(worker)]]
-        for at in range(max(numbers) + 1):
+        for at in np.flatnonzero(np.bincount(number + 1)[1:]).tolist():  # those there are, and none that has ended
             parents = np.flatnonzero(number == at)
-            if parents.size:
-                after = rows[parents]
-                raised = tuple(advance_rows(program, after, worker, code[numbers.index(at)]))
-                yield Grown(after, parents, worker, raised)
+            after = rows[parents]
+            raised = tuple(advance_rows(program, after, worker, code[numbers.index(at)]))
+            yield Grown(after, parents, worker, raised)
 
 
 def successors(program: Program, rows: Rows) -> int:
     """How many successors the rows have, before any are found to be alike."""
     return sum(int((rows[:, program.done(w)] < length).sum()) for w, length in enumerate(program.lengths))
+
+
+def widest(program: Program, rows: Rows, budget: int) -> int:
+    """How many successors a level may have: they are held in memory before those alike are merged."""
+    return min(2 * budget, LEVEL_BYTES // (rows.itemsize * len(program.start)))
 
 
 def advance_rows(program: Program, rows: Rows, worker: int, instructions: tuple[Instruction, ...]) -> Iterator[Raised]:
