@@ -40,7 +40,9 @@ def cause_of(violation: Violation, steps: Sequence[Walked], records: Sequence[Re
             return run.recomputed(violation.event, event)
         case "I3" | "I5", _:
             return run.counted(violation)
-    return run.owned(violation)
+        case "I4", _:
+            return run.owned(violation)
+    return Cause(None, (), violation.because)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from qsim.errors import CaseError
+from qsim.errors import CaseError, QsimError
 from qsim.explore.breadth import breadth_first
 from qsim.explore.carried import carried
 from qsim.explore.compiling import compiled
@@ -98,10 +98,12 @@ def _otherwise(space: Space, choices: Choices, invariant: str) -> Iterator[Repai
     for name, other in changed.items():
         if other == space:
             continue
-        program = compiled(other)
-        reached = breadth_first(program, budget=STATES)
+        try:
+            same = invariant not in broken(judge(carried(other, steps)))
+            reached = breadth_first(compiled(other), budget=STATES)
+        except QsimError:  # the defect needs what was changed
+            continue
         all_broken = frozenset(kind.invariant for kind in reached.runs)
-        same = invariant not in broken(judge(carried(other, steps)))
         yield Repair(
             name=name,
             same_run=same,

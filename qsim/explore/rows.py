@@ -10,7 +10,7 @@ from qsim.explore.notation import label, sign
 from qsim.explore.space import Space
 from qsim.explore.threads import threads
 from qsim.quant import StateKey
-from qsim.record import Record, Version
+from qsim.record import Op, Record, Version
 from qsim.sim import Violation
 from qsim.sim.events import Event, Slot
 
@@ -104,7 +104,7 @@ class _Changes:
         return f"{self._called(name, record)} {now if before is None else f'{before} -> {now}'}"
 
     def _now(self, record: Record) -> str:
-        held = self._version(record.used)
+        held = self._version(record.used, record.op)
         return f"{held} of worker {record.op[5]}" if record.kind == "quantize" and record.op else held
 
     def _called(self, name: Slot, record: Record) -> str:
@@ -114,7 +114,9 @@ class _Changes:
             return kind
         return f"{kind} w{record.op[5]}" + ("" if self._one_label else f" {label(record.op)}")
 
-    def _version(self, version: Version | None) -> str:
+    def _version(self, version: Version | None, op: Op | None) -> str:
+        """The epoch, and the owner where it is not the one that the slot's name tells."""
         if version is None:
             return "filled"
-        return f"@{version.epoch}" if self._one_owner else f"{version.owner}@{version.epoch}"
+        told = self._one_owner or (op is not None and version.owner == label(op))
+        return f"@{version.epoch}" if told else f"{version.owner}@{version.epoch}"

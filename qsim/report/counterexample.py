@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _INDENT = 9
+LONGEST = 600
+"""Characters of a worker's program that are shown."""
 FIRST, LAST = 8, 32
 """Rows of a long table that are shown; JSON has all of them."""
 
@@ -53,7 +55,7 @@ def _sentences(shown: Counterexample) -> Iterator[tuple[str, str]]:
     yield "Let", f"{space_text(space)};"
     for workers, program in shown.programs:
         who = f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
-        yield "", f"{who} run{'s' * (len(workers) == 1)}, alone, {program}."
+        yield "", f"{who} run{'s' * (len(workers) == 1)}, alone, {_short(program)}."
     run = run_text(shown.token.choices)
     yield (
         "Then",
@@ -65,6 +67,11 @@ def _sentences(shown: Counterexample) -> Iterator[tuple[str, str]]:
     )
     yield "because", f"{shown.cause.because}."
     yield "however", f"{_however(shown)}."
+
+
+def _short(program: str) -> str:
+    """Enough of a long program to see what it repeats."""
+    return program if len(program) <= LONGEST else f"{program[:LONGEST].rsplit(' ', 1)[0]} ..."
 
 
 def _however(shown: Counterexample) -> str:

@@ -10,8 +10,9 @@ from qsim.explore import Token, completed
 from qsim.sim import RULES
 
 _TEXT = '''\
-"""One interleaving of {workers} that is held against {rule}: {meaning}.
+"""One interleaving of {workers}, held against {rule}.
 
+The rule: {meaning}.
 It fails, and shows the violation, while the protocol breaks the rule. It passes when the protocol is mended: in qsim
 itself, or in SPACE below. `python -m qsim replay TOKEN` says what would mend it. RUN says whose turn it is: a worker
 that has ended is passed over, and what is left runs at the end.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qsim.errors import CaseError
+from qsim.errors import CaseError, StudyError, UsageError
 from qsim.explore import Space, Token
 from qsim.explore.cost import Cost, Setting, Worst, cost_of, worst_of
 from qsim.report.exploration import run_text
 from qsim.report.severity_table import figure
+
+NOT_MEASURED = (CaseError, StudyError, UsageError)
+"""No twin, no tensors, or too many steps: said in the report, for the search itself is fine."""
 
 
 def cost_report(token: Token, whole: Space, setting: Setting, *, violation: bool = True) -> Iterator[str]:
@@ -17,7 +20,7 @@ def cost_report(token: Token, whole: Space, setting: Setting, *, violation: bool
     try:
         yield f"  this run: {_cost(cost_of(token.space, token.choices, setting))}"
         worst = worst_of(whole, setting, invariant=token.invariant) if violation else None
-    except CaseError as error:
+    except NOT_MEASURED as error:
         yield f"  not measured: {error}"
         return
     if worst is not None:
@@ -61,7 +64,7 @@ def cost_data(token: Token, whole: Space, setting: Setting, *, violation: bool =
     try:
         data["run"] = _cost_data(cost_of(token.space, token.choices, setting))
         worst = worst_of(whole, setting, invariant=token.invariant) if violation else None
-    except CaseError as error:
+    except NOT_MEASURED as error:
         return data | {"not_measured": str(error)}
     if worst is not None:
         name = Token(space=whole, choices=worst.cost.choices, invariant=token.invariant).text()

@@ -87,6 +87,21 @@ def test_a_correct_space_has_no_counterexample_and_costs_nothing() -> None:
     assert "token" not in done.stdout
 
 
+def test_what_cannot_be_measured_is_said_and_the_verdict_stays() -> None:
+    done = qsim("explore", "--scope", "layer_worker", "--layers", "5", "--severity")  # the capture has four layers
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "not measured: schedule.layers 5 is more than the 4 layers" in words(done.stdout)
+
+
+def test_a_long_run_is_shown_in_part() -> None:
+    """24 layers, a read of worker 0 before all of worker 1: 2 + 3 x 24 + 1 rows, of which 8 and 32 are shown."""
+    done = qsim("explore", "--layers", "24", "--commit", "split", "--whole")
+    rows = done.stdout.split("breaks \n")[-1].splitlines()
+    assert "... 35 rows" in words(done.stdout)
+    assert 41 == sum(1 for row in rows if row[:1] == " " and row.split()[:1] != [])
+    assert " ..." in next(line for line in done.stdout.splitlines() if "..." in line)
+
+
 def test_another_invariant_can_be_asked_for() -> None:
     chosen = qsim("explore", "--defect", "D03", "--invariant", "I5", "--token")
     assert "~I5~" in chosen.stdout

@@ -99,7 +99,7 @@ def test_what_a_repair_leaves_broken_is_said() -> None:
 
 
 # By hand. D01, worker 0 alone: load P Q O C(4) load F(6) U(7) ... D02: load P(1) Q O C(4) load U drop load P(9) Q(10)
-# O C(12) ... Two layers, split: worker 0 up to F(4), all 28 events of worker 1, S(33): one of its writes is to this cell.
+# O C(12) ... Two layers, split: worker 0 up to F(4), 28 events of worker 1, S(33): one of its writes is to this cell.
 # Codes in scratch, run 0 0 1 1 1 0 0: load P Q(2) O | load P Q(6) O C load | C load U(12).
 CAUSES = [
     # space, run, invariant -> violating event, where its state was read, writes in between, words

@@ -19,8 +19,8 @@ TEXT = "x1~2.1.1.layer.layer.split.own.microbatch.seed_correct.delayed.none.inpu
 SPACES = st.builds(
     Space,
     workers=st.integers(1, 8),
-    steps=st.integers(1, 10**6),
-    layers=st.integers(1, 10**6),
+    steps=st.integers(1, 6),
+    layers=st.integers(1, 6),
     scope=st.sampled_from(sorted(SCOPES)),
     declared=st.sampled_from(["", *sorted(SCOPES)]),
     commit=st.sampled_from(Commits),
