@@ -126,6 +126,7 @@ CAUSES = [
         (6,),
         "in between, event 6 (Q@0 of worker 1) wrote",
     ),
+    (Space(layers=2, commit=Commits.SPLIT), (0, 0, *(1,) * 6, 0), "I3", 33, 4, (10,), "its base, epoch 0, was read"),
 ]
 
 
