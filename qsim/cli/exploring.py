@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qsim.cli.app import JsonFlag, app, console, print_json
+from qsim.cli.severity import print_severity, severity_data
 
 if TYPE_CHECKING:
     from qsim.explore import Search
@@ -57,11 +58,9 @@ def _require_rule(invariant: str) -> None:
 
 
 def _show(found: Search, *, invariant: str, only_token: bool, whole: bool, severity: bool, json: bool) -> None:
-    from qsim.explore.cost import Setting
     from qsim.explore.token import Token
     from qsim.report.counterexample import counterexample_data, counterexample_report, explored
     from qsim.report.exploration import exploration_data, exploration_report
-    from qsim.report.run_cost import cost_data, cost_report
 
     before, shown = explored(found, invariant, whole=whole)
     if only_token:
@@ -74,10 +73,7 @@ def _show(found: Search, *, invariant: str, only_token: bool, whole: bool, sever
             "token": None if shown is None else shown.token.text(),
             "counterexample": None if shown is None else counterexample_data(shown),
         }
-        print_json(
-            data
-            | ({"severity": cost_data(run, found.space, Setting(), violation=shown is not None)} if severity else {})
-        )
+        print_json(data | (severity_data(run, found.space, violation=shown is not None) if severity else {}))
         return
     out = console()
     for part in exploration_report(found):
@@ -89,5 +85,5 @@ def _show(found: Search, *, invariant: str, only_token: bool, whole: bool, sever
         out.print(f"token: {shown.token.text()}", markup=False, soft_wrap=True)
     elif invariant and found.findings:
         out.print(f"no run breaks {invariant}")
-    for line in cost_report(run, found.space, Setting(), violation=shown is not None) if severity else ():
-        out.print(line, markup=False, soft_wrap=True)
+    if severity:
+        print_severity(out, run, found.space, violation=shown is not None)

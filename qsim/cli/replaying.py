@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from qsim.cli.app import JsonFlag, app, console, print_json
+from qsim.cli.severity import print_severity, severity_data
 
 
 @app.command()
@@ -22,7 +23,6 @@ def replay(
 
     Exit code 0: the token's invariant is kept; 1: it is broken.
     """
-    from qsim.explore.cost import Setting
     from qsim.explore.counterexample import counterexample, replayed
     from qsim.explore.token import token_of
     from qsim.report.counterexample import (
@@ -32,7 +32,6 @@ def replay(
         replayed_line,
     )
     from qsim.report.failing_test import write_test
-    from qsim.report.run_cost import cost_data, cost_report
 
     read = token_of(token)
     again = replayed(read)
@@ -41,10 +40,7 @@ def replay(
     shown = counterexample(read) if again.found else None
     if json:
         data = replayed_data(again) | {"counterexample": None if shown is None else counterexample_data(shown)}
-        print_json(
-            data
-            | ({"severity": cost_data(read, read.space, Setting(), violation=bool(again.found))} if severity else {})
-        )
+        print_json(data | (severity_data(read, read.space, violation=bool(again.found)) if severity else {}))
     else:
         out = console()
         if shown is None:
@@ -52,8 +48,8 @@ def replay(
         else:
             for part in counterexample_report(shown, width=out.width):
                 out.print(part, markup=False)
-        for line in cost_report(read, read.space, Setting(), violation=bool(again.found)) if severity else ():
-            out.print(line, markup=False, soft_wrap=True)
+        if severity:
+            print_severity(out, read, read.space, violation=bool(again.found))
         if pytest is not None:
             out.print(f"wrote {pytest}: it {'fails' if again.found else 'passes'} today", markup=False, soft_wrap=True)
     raise typer.Exit(1 if again.found else 0)
