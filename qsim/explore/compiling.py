@@ -25,10 +25,17 @@ ORDERLESS = (Kind.MISSING_COMMIT, Kind.OBSERVATIONS)
 @lru_cache(maxsize=16)
 def compiled(space: Space) -> Program:
     """The program of ``space``. Raises CaseError for events that it cannot follow."""
-    workers = threads(space)
-    names = _names(space, workers)
     sequential = {kind_of(v) for v in judge(interleaved(space, completed(space, ())))}
     ending = tuple(kind for kind in ORDERLESS if kind in sequential)
+    return assembled(threads(space), SCOPES[space.declared], space.cadence, ending)
+
+
+def assembled(workers: Sequence[Thread], scope: Scope, unit: Cadence, ending: tuple[Kind, ...]) -> Program:
+    """The program of threads, whatever space they come from.
+
+    scope, unit: declared. ending: kinds that every complete run has, whatever the order.
+    """
+    names = _names(workers, scope, unit)
     codes, registers = [], 0
     for thread in workers:
         last_use: dict[Read, int] = {}
@@ -40,9 +47,8 @@ def compiled(space: Space) -> Program:
     return _placed(workers, names, codes, registers)
 
 
-def _names(space: Space, workers: Sequence[Thread]) -> Names:
+def _names(workers: Sequence[Thread], scope: Scope, unit: Cadence) -> Names:
     shared = shared_names([thread.events for thread in workers])
-    scope = SCOPES[space.declared]
     writes: dict[StateKey, int] = {}
     slots: dict[Slot, int] = {}
     writers: dict[OpId, int] = {}
@@ -68,9 +74,9 @@ def _names(space: Space, workers: Sequence[Thread]) -> Names:
         cells=cells,
         slots={name: 1 + len(cells) + 2 * at for name, at in slots.items()},
         writers=writers,
-        first_commit=_first_commits(workers, scope, space.cadence),
+        first_commit=_first_commits(workers, scope, unit),
         scope=scope,
-        unit=space.cadence,
+        unit=unit,
     )
 
 

@@ -91,6 +91,11 @@ def threads(space: Space) -> tuple[Thread, ...]:
     if space.codes is Codes.SCRATCH:
         schedule = tuple(_in_scratch(schedule))
     programs = [tuple(_own(schedule, worker, COMMITS[space.commit])) for worker in range(space.workers)]
+    return cut(programs)
+
+
+def cut(programs: Sequence[Schedule]) -> tuple[Thread, ...]:
+    """Programs as threads, cut where they share something."""
     shared = shared_names(programs)
     return tuple(Thread(worker, events, _cut(events, shared)) for worker, events in enumerate(programs))
 
@@ -117,7 +122,10 @@ def _scratch(op: OpId) -> Slot:
 
 
 def _in_scratch(schedule: Schedule) -> Iterator[Event]:
-    """The schedule with the codes of every worker, layer and phase in one slot a GEMM operand; nobody frees it."""
+    """The schedule with the codes of every worker, layer and phase in one slot a GEMM operand.
+
+    What freed the codes frees nothing now, and falls away with the thread: nobody filled those slots.
+    """
     codes = {event.out: event.op for event in schedule if isinstance(event, Quantize)}
 
     def operand(o: Operand) -> Operand:
@@ -129,8 +137,6 @@ def _in_scratch(schedule: Schedule) -> Iterator[Event]:
                 yield event._replace(out=_scratch(op))
             case Consume(operands=(left, right)):
                 yield event._replace(operands=(operand(left), operand(right)))
-            case Drop(slots=slots):
-                yield event._replace(slots=tuple(name for name in slots if name not in codes))
             case _:
                 yield event
 

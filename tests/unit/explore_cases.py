@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from qsim.explore import Choices, Codes, Commits, Kind, Space, completed, interleaved, judge, kind_of, preemptions
 from qsim.explore.enumeration import all_runs
 from qsim.explore.program import Program, first_raises
@@ -41,6 +39,12 @@ SMALL: dict[str, Space] = {
 }
 """Every mechanism of the explorer once; few enough interleavings to judge all of them."""
 
+TIES: dict[str, Space] = {
+    "two steps, live reads, unit step": Space(steps=2, defect="D01", unit=STEP),
+    "scratch split": Space(codes=SCRATCH, commit=SPLIT),
+}
+"""Spaces in which runs with the fewest events differ in preemptions: for the least runs alone."""
+
 MANY = 3500
 """Interleavings that a test may enumerate."""
 
@@ -60,8 +64,3 @@ def least_by_enumeration(space: Space, program: Program) -> dict[Kind, tuple[tup
             short[kind] = min(short.get(kind, (first.events, count)), (first.events, count))
             calm[kind] = min(calm.get(kind, count), count)
     return {kind: (short[kind], calm[kind]) for kind in short}
-
-
-def small() -> Iterator[tuple[str, Space]]:
-    """Names and spaces."""
-    yield from SMALL.items()
