@@ -34,8 +34,9 @@ class Purpose(IntEnum):
     ORDER = 3
     ROUNDING = 4
     HADAMARD = 5
-    DATA = 6
-    MAGNITUDE = 7
+    SCHEDULE = 6
+    DATA = 7
+    MAGNITUDE = 8
 
 
 def philox4x32(counter: U32, key: tuple[int, int]) -> U32:

@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     help="Bit-exact FP8/FP4 codecs, and the lifecycle of stateful quantizers under activation recompute.",
     epilog="Exit codes: 0 as expected, 1 an unexpected outcome or failed cells, 2 usage, 3 unreadable input or "
-    "unwritable output, 130 Ctrl-C.",
+    "unwritable output, 4 inconclusive, 130 Ctrl-C.",
 )
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -1,0 +1,328 @@
+"""Agreement of engines: every engine gives the verdicts that the invariants give, and a planted bug is seen.
+
+The judge is ``check`` on the records of a run: the simulator's own. Everything else is held against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qsim.explore import Codes, Commits, Kind, Space, classes, explore, kind_of, threads, vectors
+from qsim.explore.breadth import breadth_first
+from qsim.explore.chance import random_priorities, random_walk
+from qsim.explore.classes import class_runs, count_classes
+from qsim.explore.compiling import ORDERLESS, assembled, compiled
+from qsim.explore.enumeration import all_runs, count_schedules, reached
+from qsim.explore.footprints import footprint
+from qsim.explore.preempted import preemption_bounded
+from qsim.explore.program import Differ, Instruction, Move, Program, Raise, advance, flags_of
+from qsim.explore.runs import completed, interleaved, judge, preemptions
+from qsim.explore.threads import cut
+from qsim.sim import SCOPES, Cadence
+from qsim.sim.defects.scope import one_snapshot
+from qsim.sim.events import Begin, Consume, Drop, Quantize, Schedule
+from tests.unit.explore_cases import MANY, SMALL, TIES, judged, least_by_enumeration
+
+spaces = pytest.mark.parametrize("space", SMALL.values(), ids=SMALL)
+
+
+def still() -> float:
+    return 0.0
+
+
+@cache
+def verdicts(space: Space) -> dict[tuple[int, ...], frozenset[Kind]]:
+    """Every complete run and what ``check`` says of it."""
+    return {choices: judged(space, choices) for choices, _ in all_runs(compiled(space))}
+
+
+def disagreements(space: Space, program: Program) -> Iterator[str]:
+    """Where an engine's verdicts differ from those of every run, judged one by one."""
+    judge_says = verdicts(space)
+    all_verdicts = frozenset(judge_says.values())
+    runs = dict(all_runs(program))
+    if {choices: program.kinds_of(flags) for choices, flags in runs.items()} != judge_says:
+        yield "enumeration"
+    of_classes = dict(class_runs(program))
+    if {program.kinds_of(flags) for flags in of_classes.values()} != all_verdicts:
+        yield "one run a class"
+    if len(of_classes) != count_classes(program):
+        yield "count of classes"
+    for symmetry in (False, True):
+        found = breadth_first(program, budget=10**6, symmetry=symmetry)
+        if {program.kinds_of(flags) for flags in found.verdicts} != all_verdicts:
+            yield f"breadth first, symmetry {symmetry}"
+        if any(kind not in judged(space, run) for kind, run in found.runs.items()):
+            yield f"runs of breadth first, symmetry {symmetry}"
+    least = preemption_bounded(program, most=None, wanted=program.kinds, budget=10**6).least
+    if any(kind not in judged(space, run.choices) for kind, run in least.items()):
+        yield "runs by preemptions"
+    if least.keys() != frozenset().union(*all_verdicts):
+        yield "preemptions"
+
+
+@spaces
+def test_every_engine_agrees_with_the_invariants_on_every_run(space: Space) -> None:
+    program = compiled(space)
+    assert count_schedules(program) <= MANY
+    assert count_schedules(program) == len(verdicts(space))
+    assert [] == list(disagreements(space, program))
+
+
+@pytest.mark.parametrize("space", (SMALL | TIES).values(), ids=SMALL | TIES)
+def test_the_least_runs_are_the_least_of_all(space: Space) -> None:
+    found = explore(space, clock=still)
+    assert found.exhaustive
+    assert all(finding.least for finding in found.findings)
+    assert least_by_enumeration(space, compiled(space)) == {
+        f.kind: ((f.events, f.preemptions), f.fewest_preemptions) for f in found.findings
+    }
+    for finding in found.findings:
+        assert finding.preemptions == preemptions(space, finding.choices)
+        assert finding.fewest_preemptions == preemptions(space, finding.calmest)
+        assert finding.kind in judged(space, finding.choices)
+        assert finding.kind in judged(space, finding.calmest)
+
+
+@spaces
+def test_a_least_run_breaks_its_invariant_at_the_event_it_names(space: Space) -> None:
+    for finding in explore(space, clock=still).findings:
+        if finding.kind in (Kind.OBSERVATIONS, Kind.MISSING_COMMIT):
+            continue  # of whole units: check names their last commit, whatever it is
+        violations = judge(interleaved(space, completed(space, finding.choices)))
+        assert finding.events - 1 == min(v.event for v in violations if kind_of(v) is finding.kind)
+
+
+@spaces
+def test_breadth_first_visits_the_states_that_a_plain_set_holds(space: Space) -> None:
+    program = compiled(space)
+    assert len(reached(program)) == breadth_first(program, budget=10**6, symmetry=False).states
+
+
+@spaces
+def test_runs_by_chance_find_what_can_be_found_and_nothing_else(space: Space) -> None:
+    program = compiled(space)
+    possible = frozenset().union(*verdicts(space).values())
+    by_priority = list(random_priorities(program, runs=300, depth=3, seed=7))
+    by_walk = list(random_walk(program, runs=300, seed=7))
+    for runs in (by_priority, by_walk):
+        assert all(run in verdicts(space) for run in runs)
+        assert possible == program.kinds_of(_union(flags_of(program, run) for run in runs))
+
+
+def _union(flags: Iterator[int]) -> int:
+    total = 0
+    for flag in flags:
+        total |= flag
+    return total
+
+
+@spaces
+def test_runs_of_one_class_have_one_verdict(space: Space) -> None:
+    """Every run is brought to the one that the class keeps, by exchanging neighbours that commute."""
+    program = compiled(space)
+    kept = dict(class_runs(program))
+    assert len(kept) == len({_normal(program, choices) for choices in kept})
+    for choices, kinds in verdicts(space).items():
+        assert kinds == program.kinds_of(kept[_normal(program, choices)])
+
+
+def _normal(program: Program, choices: tuple[int, ...]) -> tuple[int, ...]:
+    """The least run of the class: of the pieces that nothing before them holds back, the lowest worker's first."""
+    done, pieces = [0] * program.workers, []
+    for worker in choices:
+        pieces.append((worker, program.touches[worker][done[worker]]))
+        done[worker] += 1
+    normal = []
+    while pieces:
+        free = [
+            at
+            for at, (worker, touches) in enumerate(pieces)
+            if all(w != worker and classes.independent(touches, other) for w, other in pieces[:at])
+        ]
+        normal.append(pieces.pop(min(free, key=lambda at: pieces[at][0]))[0])
+    return tuple(normal)
+
+
+sizes = st.integers(1, 2)
+some_spaces = st.builds(
+    Space,
+    workers=st.integers(1, 4),
+    steps=sizes,
+    layers=sizes,
+    scope=st.sampled_from(["layer", "layer_worker", "model"]),
+    declared=st.sampled_from(["", "layer", "layer_worker", "model"]),
+    commit=st.sampled_from(Commits),
+    codes=st.sampled_from(Codes),
+    defect=st.sampled_from(["none", "D01", "D02", "D03", "D04", "D05", "D07"]),
+    part=st.sampled_from(["input", "linear", "gradients", "block"]),
+    unit=st.sampled_from([None, Cadence.STEP]),
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(some_spaces, st.integers(0, 2**32))
+def test_any_run_of_any_space_is_judged_as_the_invariants_judge_it(space: Space, seed: int) -> None:
+    program = compiled(space)
+    (choices,) = random_walk(program, runs=1, seed=seed)
+    assert judged(space, choices) == program.kinds_of(flags_of(program, choices))
+
+
+@st.composite
+def mistaken_programs(draw: st.DrawFn) -> tuple[Space, tuple[Schedule, ...]]:
+    """Threads whose consumers, casts and states name what others own: no rewrite of the catalogue goes so far."""
+    space = Space(
+        workers=2,
+        layers=draw(st.integers(1, 2)),
+        declared=draw(st.sampled_from(["layer", "layer_worker", "model"])),
+        commit=draw(st.sampled_from(Commits)),
+        preset=draw(st.sampled_from(["seed_correct", "seed_defective"])),
+        recipe=draw(st.sampled_from(["delayed", "centred"])),
+    )
+    case = interleaved(space, completed(space, ()))
+    if draw(st.booleans()):
+        case = one_snapshot(case)
+    cells = sorted({e.cell for e in case.schedule if isinstance(e, Begin)})
+    programs = []
+    for worker in range(2):
+        events, begun, cast = [], [], []
+        for event in case.schedule:
+            if isinstance(event, Drop) or footprint(event).op.worker_id != worker:  # type: ignore[union-attr]
+                continue  # nothing is freed, so whatever is named holds something
+            match event:
+                case Begin():
+                    event = event._replace(cell=draw(st.sampled_from([event.cell, event.cell, *cells])))
+                    begun.append(event.into)
+                case Quantize():
+                    event = event._replace(by=draw(st.sampled_from([event.by, event.by, *begun])))
+                    cast.append(event.out)
+                case Consume(operands=(left, right)):
+                    codes = draw(st.sampled_from([left.codes, left.codes, *cast]))
+                    left = left._replace(codes=codes).renamed(
+                        lambda name, begun=begun: draw(st.sampled_from([name, *begun]))
+                    )
+                    event = event._replace(operands=(left, right))
+            events.append(event)
+        programs.append(tuple(events))
+    return space, tuple(programs)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(mistaken_programs(), st.integers(0, 2**32))
+def test_any_mistake_in_any_order_is_judged_as_the_invariants_judge_it(
+    mistaken: tuple[Space, tuple[Schedule, ...]], seed: int
+) -> None:
+    space, programs = mistaken
+    workers, scope = cut(programs), SCOPES[space.declared]
+    by_order = assembled(workers, scope, space.cadence, ())
+    (choices,) = random_walk(by_order, runs=1, seed=seed)
+    done, schedule = [0, 0], []
+    for worker in choices:
+        piece = workers[worker].pieces[done[worker]]
+        schedule += workers[worker].events[piece.start : piece.stop]
+        done[worker] += 1
+    case = replace(interleaved(space, ()), schedule=tuple(schedule))
+    found = frozenset(kind_of(violation) for violation in judge(case)) - frozenset(ORDERLESS)
+    assert found == by_order.kinds_of(flags_of(by_order, choices))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(some_spaces, st.integers(0, 2**32))
+def test_rows_advance_as_single_states_do(space: Space, seed: int) -> None:
+    program = compiled(space)
+    (choices,) = random_walk(program, runs=1, seed=seed)
+    state, rows = program.start, vectors.start_rows(program)
+    for worker in choices:
+        state = advance(program, state, worker)
+        rows = next(group.rows for group in vectors.grown(program, rows) if group.worker == worker)
+        assert state == tuple(rows[0].tolist())
+
+
+def edited(program: Program, change: Callable[[Instruction], Instruction | None]) -> Program:
+    """The program with every instruction changed, or left out."""
+    code = tuple(
+        tuple(tuple(d for do in piece if (d := change(do)) is not None) for piece in thread) for thread in program.code
+    )
+    return replace(program, code=code)
+
+
+PLANTED: dict[str, tuple[str, Callable[[Instruction], Instruction | None]]] = {
+    "a lost commit is not looked for": ("split", lambda do: None if isinstance(do, Differ) else do),
+    "a commit does not move the epoch": (
+        "live reads",
+        lambda do: do._replace(add=0) if isinstance(do, Move) and do.add else do,
+    ),
+    "a version is not kept": (
+        "live reads, unit step",
+        lambda do: None if isinstance(do, Move) and not do.add else do,
+    ),
+    "an unconditional mistake is not raised": ("seed_defective", lambda do: None if isinstance(do, Raise) else do),
+    "other workers' commits are not counted": (
+        "unit step",
+        lambda do: None if type(do).__name__ == "After" else do,
+    ),
+    "the writer of a buffer is not looked at": (
+        "scratch",
+        lambda do: None if type(do).__name__ == "Foreign" else do,
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_bug_planted_in_the_compiled_judge_is_seen(bug: str) -> None:
+    name, change = PLANTED[bug]
+    space = SMALL[name]
+    program = compiled(space)
+    assert edited(program, change) != program
+    assert "enumeration" in list(disagreements(space, edited(program, change)))
+
+
+def test_classes_by_a_wrong_independence_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = SMALL["split"]
+    monkeypatch.setattr(classes, "independent", lambda a, b: True)
+    assert ["one run a class"] == list(disagreements(space, compiled(space)))
+
+
+def test_a_search_that_forgets_the_verdict_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = SMALL["live reads, unit step"]  # its last epochs do not tell who read too late
+    program = compiled(space)
+
+    def without_flags(rows: vectors.Rows, rank: object = None) -> object:
+        blind = rows.copy()
+        blind[:, program.flags] = 0
+        return vectors.first_of_each(blind)
+
+    monkeypatch.setattr("qsim.explore.breadth.first_of_each", without_flags)
+    assert "breadth first, symmetry False" in list(disagreements(space, program))
+
+
+def test_a_symmetry_that_does_not_hold_is_seen() -> None:
+    """With one buffer for all, who wrote it is a worker's number: states that differ in it are not alike."""
+    space = SMALL["scratch"]
+    program = compiled(space)
+    assert not program.symmetric
+    assert list(disagreements(space, replace(program, symmetric=True)))
+
+
+def test_with_symmetry_each_state_stands_for_all_that_it_is_alike_to() -> None:
+    program = compiled(Space(workers=3, layers=1, commit=Commits.SPLIT))
+    assert program.symmetric
+    size, width = program.block, program.block * program.workers
+    alike = set()
+    for state in reached(program):
+        blocks = sorted(state[at : at + size] for at in range(0, width, size))
+        alike.add((tuple(blocks), state[width:]))
+    assert len(alike) == breadth_first(program, budget=10**6).states
+
+
+def test_threads_keep_every_event_of_the_case_in_its_order() -> None:
+    space = Space(workers=2, layers=2, part="block")
+    runs = interleaved(space, completed(space, ()))
+    events = [event for thread in threads(space) for event in thread.events]
+    assert events == list(runs.schedule)
