@@ -8,6 +8,7 @@ from qsim.quant import OpId
 from qsim.sim.case import Case
 from qsim.sim.defects.concurrency import split_by_worker
 from qsim.sim.defects.model import rewritten
+from qsim.sim.defects.rewriting import caches_of
 from qsim.sim.events import (
     Begin,
     Commit,
@@ -61,7 +62,11 @@ def descale_in_the_data(case: Case) -> Case:
 
 
 def keyed_snapshot(case: Case) -> Case:
-    """Forward snapshots each op under its own key; recompute reads that key and begins, observes, commits nothing."""
+    """Forward snapshots each op under its own key; recompute reads that key and begins, observes, commits nothing.
+
+    No queue is left, and the snapshot of a weight cache stays with its codes.
+    """
+    cached = caches_of(case)
     schedule: list[Event] = []
     for event in case.schedule:
         match event:
@@ -69,9 +74,9 @@ def keyed_snapshot(case: Case) -> Case:
                 continue
             case Reduce(phase=Phase.RECOMPUTE) | Wait(phase=Phase.RECOMPUTE) | Stash() | Restore():
                 continue
-            case Begin(op=op):
+            case Begin(op=op) if op not in cached:
                 schedule.append(event._replace(into=slot("snap", op)))
-            case Quantize(op=op) | Observe(op=op) if event.by is not None:
+            case Quantize(op=op) | Observe(op=op) if event.by is not None and op not in cached:
                 schedule.append(event._replace(by=slot("snap", op)))
             case _:
                 schedule.append(event)
