@@ -21,6 +21,7 @@ from qsim.codec.scaled.refusals import RefusedError
 from qsim.codec.scaled.result import BlockCounts, ScaledCodes
 from qsim.errors import FormatError, ProtocolViolation, UsageError
 from qsim.formats import POLICIES, CastPolicy
+from qsim.philox import RandomStream
 from qsim.quant.identity import OpId, StateKey
 from qsim.quant.recipes import Recipe
 from qsim.quant.state import (
@@ -109,17 +110,23 @@ def begin_logical_quantization(
 
 
 def quantize_with_snapshot(
-    x: F32, snapshot: QuantSnapshot, *, backend: Backend, policy: CastPolicy = DEFAULT_POLICY
+    x: F32,
+    snapshot: QuantSnapshot,
+    *,
+    backend: Backend,
+    policy: CastPolicy = DEFAULT_POLICY,
+    streams: tuple[RandomStream, ...] = (),
 ) -> QuantizedTensor:
     """Encode x float32 [lead + rest] with a frozen snapshot; reads no live state.
 
     y = RN(RN(x - center) * scale), then encode (ties to even unless the policy says otherwise). With ``elements`` in
-    the snapshot, RN(x - center) of each replica is cast as a matrix by that block recipe.
+    the snapshot, RN(x - center) of each replica is cast as a matrix by that block recipe. streams: the words of
+    stochastic rounding, as in CastSpec.
     """
     center = _fitting_center(x, snapshot, snapshot.op)
     if snapshot.elements is not None:
         return _cast_blocks(x, snapshot, snapshot.elements, center=center, backend=backend, policy=policy)
-    cast = backend.quantize(x, snapshot.scale, center, CastSpec(fmt=snapshot.fmt, policy=policy))
+    cast = backend.quantize(x, snapshot.scale, center, CastSpec(fmt=snapshot.fmt, policy=policy, streams=streams))
     return QuantizedTensor(
         codes=frozen(cast.codes),
         scales=None,

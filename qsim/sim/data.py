@@ -17,7 +17,8 @@ import numpy as np
 from qsim.arrays import F32, AnyArray, frozen
 from qsim.backends.protocol import Backend, CastSpec
 from qsim.errors import CaseError, UsageError
-from qsim.formats import CastPolicy, get_format
+from qsim.formats import CastPolicy, RoundMode, get_format
+from qsim.philox import RandomStream
 from qsim.quant import (
     Layout,
     MergeRule,
@@ -77,7 +78,10 @@ class SavedData:
 
 Value = F32 | Metadata | QuantObservation | QuantizedTensor | SavedData
 UNWRITTEN = 0xFF
-"""The byte of a buffer of codes that nothing was written to: NaN in the 8-bit formats, as sanitizers fill memory."""
+"""The byte of a buffer of codes that nothing was written to, as sanitizers fill memory: NaN in the 8-bit formats, the
+most negative number in those without NaN."""
+_OTHER_WORDS = 0x9E3779B97F4A7C15
+"""Odd, of 64 bits: a seed combined with a multiple of it is not the seed of a neighbouring replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +89,8 @@ class Env:
     """What events need from outside: tensors by key, a backend, a recipe, a cast policy, the replica axes.
 
     lead: (R,), the replicas; R = 1 is the single case. reproducible: products are exact sums rounded once; False
-    takes the plain float32 BLAS product, whose bits depend on the machine. Holds no state.
+    takes the plain float32 BLAS product, whose bits depend on the machine. seeds: of stochastic rounding, one a
+    replica; none where the policy draws nothing. Holds no state.
     """
 
     load: Callable[[OpId], F32]
@@ -94,10 +99,18 @@ class Env:
     policy: CastPolicy
     lead: tuple[int]
     reproducible: bool = True
+    seeds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.lead) != 1 or self.lead[0] < 1:
             raise UsageError(f"lead {self.lead} is no replica axis; the simulator runs [R, ...] with lead=(R,), R >= 1")
+        draws = self.policy.rounding is RoundMode.STOCHASTIC
+        if len(self.seeds) != (self.lead[0] if draws else 0):
+            raise UsageError(
+                f"policy {self.policy.name} rounds by {self.policy.rounding.value!r} and the env has "
+                f"{len(self.seeds)} seed(s) for {self.lead[0]} replica(s); give one a replica to stochastic rounding, "
+                "and none to any other"
+            )
         if self.recipe.block_recipe is not None:
             raise UsageError(
                 f"recipe {self.recipe.name} with elements {self.recipe.block_recipe.name}: the simulator decodes by "
@@ -114,6 +127,10 @@ class Env:
         """Type of the backend's arrays."""
         found: type[AnyArray] = self.backend.xp.ndarray
         return found
+
+    def words(self, op: OpId, bits: int) -> tuple[RandomStream, ...]:
+        """The random words that a cast of ``op`` draws, one stream a replica: its own where ``bits`` is 0."""
+        return tuple(op.stream(seed ^ (bits * _OTHER_WORDS % 2**64)) for seed in self.seeds)
 
     def decode(self, tensor: QuantizedTensor, descale: Metadata, center: Metadata | None) -> F32:
         """Decode with the named metadata, whether or not it is paired with the codes."""
@@ -238,7 +255,8 @@ def _cast(x: F32, snapshot: QuantSnapshot, op: OpId, mode: Mode, env: Env) -> F3
         return x
     if mode.fmt:
         snapshot = replace(snapshot, fmt=get_format(mode.fmt))
-    return quantize_with_snapshot(x, snapshot, backend=env.backend, policy=env.policy)
+    streams = env.words(op, mode.bits)
+    return quantize_with_snapshot(x, snapshot, backend=env.backend, policy=env.policy, streams=streams)
 
 
 def _advanced(data: Data, live: QuantState, obs: tuple[Slot, ...], fold: Fold, env: Env) -> QuantState:
@@ -267,10 +285,10 @@ def _loaded(data: Data, saved: SavedData, parts: Iterable[str], env: Env) -> Dat
 
 
 def _unwritten(like: OpId, env: Env) -> QuantizedTensor:
-    x = env.load(like)
+    x, fmt = env.load(like), env.recipe.fmt_of(like)
     cell = StateKey(like.layer_id, like.site, like.role_id)
     return QuantizedTensor(
-        codes=env.backend.put(frozen(np.full(x.shape, UNWRITTEN, np.uint8))),
+        codes=env.backend.put(frozen(np.full(x.shape, UNWRITTEN & (fmt.code_count - 1), np.uint8))),
         scales=None,
         layout=Layout.ONE_PER_BYTE,
         shape=x.shape,

@@ -6,11 +6,25 @@ from types import MappingProxyType
 from qsim.errors import StudyError
 from qsim.sim.defects.concurrency import CONCURRENT_DOUBLE_COMMIT, LOST_UPDATE
 from qsim.sim.defects.fixes import FIXES
+from qsim.sim.defects.identity import (
+    CACHE_UNFILLED_IN_NO_GRAD,
+    CONTEXT_DRIFT,
+    PHASE_BY_PROXY,
+    STALE_WEIGHT_CACHE,
+    STASH_GATE_MISMATCH,
+    STASH_MISPAIRING,
+)
 from qsim.sim.defects.model import Defect, Fix, Variant
 from qsim.sim.defects.scope import SHARED_SCOPE, SNAPSHOT_ON_SHARED_SCOPE
 from qsim.sim.defects.timing import (
+    CACHED_WEIGHT_MOVING_DESCALE,
     CONSUME_AFTER_ADVANCE,
     CONSUME_AND_RECOMPUTE_ADVANCE,
+    DEFERRED_READ,
+    EARLY_STOP_PARTIAL_REPLAY,
+    FRESH_RANDOM_BITS,
+    LIVE_READ_IN_BACKWARD,
+    MULTI_REPLAY,
     RECOMPUTE_ADVANCES,
     STALE_CENTER,
     STALE_SCALE,
@@ -28,6 +42,18 @@ DEFECTS: Mapping[str, Defect] = MappingProxyType(
             STALE_CENTER,
             CONCURRENT_DOUBLE_COMMIT,
             LOST_UPDATE,
+            LIVE_READ_IN_BACKWARD,
+            CACHED_WEIGHT_MOVING_DESCALE,
+            STALE_WEIGHT_CACHE,
+            CACHE_UNFILLED_IN_NO_GRAD,
+            STASH_MISPAIRING,
+            STASH_GATE_MISMATCH,
+            EARLY_STOP_PARTIAL_REPLAY,
+            MULTI_REPLAY,
+            CONTEXT_DRIFT,
+            DEFERRED_READ,
+            PHASE_BY_PROXY,
+            FRESH_RANDOM_BITS,
         )
     }
 )

@@ -26,11 +26,18 @@ class Fix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """The same mistake in another shape, with the invariants that this shape breaks."""
+    """The same mistake in another shape, with the invariants that this shape breaks.
+
+    minimal, needs, orders, cadence: those of the defect where they are None.
+    """
 
     name: str
     rewrite: Rewrite
     breaks: frozenset[str]
+    minimal: ScheduleSpec | None = None
+    needs: frozenset[str] | None = None
+    orders: tuple[Order, ...] | None = None
+    cadence: Cadence | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +45,10 @@ class Defect:
     """One lifecycle defect.
 
     breaks: exactly the invariants that it breaks. minimal: the smallest schedule that can host it; needs: the traits
-    that a host must have (``ScheduleSpec.traits``, "gradients", "centre", "two sites"); orders: the orders of
-    microbatches that show it, () for all; cadence: the unit that its host must have, None for any. fixes: names of
-    repairs that silence it; wrong_fixes: plausible ones that do not. tier: S4 (order of magnitude, NaN) down to S0
-    (metrics only).
+    that a host must have (``Context.traits``); excludes: those that it must not have, for they hide the defect or make
+    it break more; orders: the orders of microbatches that show it, () for all; cadence: the unit that its host must
+    have, None for any. fixes: names of repairs that silence it; wrong_fixes: plausible ones that do not. tier: S4
+    (order of magnitude, NaN) down to S0 (metrics only).
     """
 
     id: str
@@ -52,6 +59,7 @@ class Defect:
     breaks: frozenset[str]
     minimal: ScheduleSpec = field(default_factory=lambda: ScheduleSpec(steps=1, layers=1))
     needs: frozenset[str] = frozenset()
+    excludes: frozenset[str] = frozenset()
     orders: tuple[Order, ...] = ()
     cadence: Cadence | None = None
     fixes: tuple[str, ...]
@@ -65,11 +73,31 @@ class Defect:
         """True where it can only be hosted by a recipe with a centre."""
         return "centre" in self.needs
 
+    def shaped(self, variant: str) -> Defect:
+        """This defect in the shape of a variant, "" for its own; CaseError for an unknown one."""
+        if not variant:
+            return self
+        for one in self.variants:
+            if one.name == variant:
+                return replace(
+                    self,
+                    rewrite=one.rewrite,
+                    breaks=one.breaks,
+                    minimal=one.minimal or self.minimal,
+                    needs=self.needs if one.needs is None else one.needs,
+                    orders=self.orders if one.orders is None else one.orders,
+                    cadence=one.cadence or self.cadence,
+                    variants=(),
+                )
+        known = ", ".join(one.name for one in self.variants) or "none"
+        raise CaseError(f'{self.id} {self.name} has no variant "{variant}"; known: {known}')
+
     def host(self, spec: ScheduleSpec) -> ScheduleSpec:
         """The schedule ``spec``, grown where it is too small to host this defect.
 
-        Raises CaseError where a feature that it needs excludes one that ``spec`` has.
+        Raises CaseError where a feature that it needs excludes one that ``spec`` has, or where it excludes one itself.
         """
+        self._refuse_excluded(frozenset(feature.value for feature in spec.features))
         needed = frozenset(feature for feature in Feature if feature.value in self.needs)
         for name, group in GROUPS:
             have, want = spec.features & set(group), needed & set(group)
@@ -103,9 +131,12 @@ class Defect:
 
         Raises CaseError, naming what is missing, where the case cannot host it.
         """
+        if variant:
+            return self.shaped(variant).apply(case)
         missing = self.needs - case.context.traits
         if missing:
             raise CaseError(f"{self.id} {self.name} needs {', '.join(sorted(missing))}: the schedule has none of it")
+        self._refuse_excluded(case.context.traits)
         if self.orders and not {order.value for order in self.orders} & case.context.traits:
             raise CaseError(
                 f"{self.id} {self.name} needs one of the orders {', '.join(order.value for order in self.orders)}"
@@ -114,13 +145,17 @@ class Defect:
             raise CaseError(
                 f"{self.id} {self.name} needs commits once a {self.cadence.value}, not once a {case.context.unit.value}"
             )
-        for one in self.variants:
-            if one.name == variant:
-                return one.rewrite(case)
-        if variant:
-            known = ", ".join(one.name for one in self.variants) or "none"
-            raise CaseError(f'{self.id} {self.name} has no variant "{variant}"; known: {known}')
-        return self.rewrite(case)
+        made = self.rewrite(case)
+        if made == case:
+            raise CaseError(f"{self.id} {self.name} finds nothing to change: no event of the schedule is of its kind")
+        return made
+
+    def _refuse_excluded(self, traits: frozenset[str]) -> None:
+        found = self.excludes & traits
+        if found:
+            raise CaseError(
+                f"{self.id} {self.name} excludes {', '.join(sorted(found))}, which hides it or breaks more: take it out"
+            )
 
 
 def rewritten(case: Case, schedule: list[Event]) -> Case:

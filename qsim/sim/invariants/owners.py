@@ -36,8 +36,9 @@ def _replica_agreement(trace: Judged) -> Iterator[Violation]:
 
 def _same_observations(trace: Judged) -> Iterator[Violation]:
     """In one unit the ranks of a group fold in the same observations: then their scales are equal."""
-    first: dict[tuple[str, int, int], tuple[frozenset[Seen], int]] = {}
+    first: dict[tuple[str, int, int, int], tuple[frozenset[Seen], int]] = {}
     rounds: dict[tuple[str, int], int] = {}
+    nth: dict[tuple[str, int], int] = {}  # a second commit of a unit is held against the others' second
     last: dict[tuple[str, int], Unit] = {}
     for record in trace.of("commit", "store"):
         if not advances(record) or record.op is None:
@@ -46,7 +47,9 @@ def _same_observations(trace: Judged) -> Iterator[Violation]:
         if last.get(mine) != trace.unit_of(record.op):  # the next of this rank's units in the step
             rounds[mine] = rounds.get(mine, -1) + 1
             last[mine] = trace.unit_of(record.op)
-        key = trace.replica(record.op), record.op[0], rounds[mine]
+            nth[mine] = -1
+        nth[mine] += 1
+        key = trace.replica(record.op), record.op[0], rounds[mine], nth[mine]
         seen, seq = first.setdefault(key, (frozenset(record.seen), record.seq))
         if seen != frozenset(record.seen):
             yield Violation(
@@ -65,7 +68,7 @@ def _same_values(trace: Judged) -> Iterator[Violation]:
             of = operand.of
             if of[4] != 1:  # weights alone are replicated
                 continue
-            cast = operand.codes is not None
+            cast = operand.descale is not None  # of codes, or of a buffer where codes are due
             seen, where = first.setdefault((of[0], *of[2:5], record.gemm, record.phase), (cast, record))
             if seen != cast:
                 yield Violation(

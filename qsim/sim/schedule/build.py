@@ -31,7 +31,7 @@ from qsim.sim.events import (
     Store,
     Wait,
 )
-from qsim.sim.presets import Cadence, Preset, Reads, Trigger, Verb
+from qsim.sim.presets import Cadence, Keeps, Preset, Reads, Trigger, Verb
 from qsim.sim.schedule.layers import backward_layer, forward_layer, recompute_layer, weights_layer, works_of
 from qsim.sim.schedule.order import Kind, Pass, parts_of, passes_of
 from qsim.sim.schedule.spec import Body, Feature, ScheduleSpec
@@ -234,7 +234,7 @@ def build_case(
         fold=_fold(recipe),
         recipe=recipe,
     )
-    traits = spec.traits() | _traits(body, recipe)
+    traits = spec.traits() | _traits(body, recipe, preset)
     context = Context(scope=scope, unit=unit, fold=writer.fold, ranks=spec.ranks, traits=traits)
     return Case(schedule=build_schedule(writer), recipe=recipe, policy=policy, context=context)
 
@@ -263,7 +263,9 @@ def _trigger(spec: ScheduleSpec, preset: Preset, unit: Cadence) -> Trigger:
     return preset.trigger
 
 
-def _traits(body: Body, recipe: Recipe) -> frozenset[str]:
+def _traits(body: Body, recipe: Recipe, preset: Preset) -> frozenset[str]:
     found = {"gradients"} if any(getattr(node, "gradients", False) for node in body) else set()
     found |= {"centre"} if recipe.centred else set()
+    found |= {"queue"} if preset.keeps in (Keeps.FIFO, Keeps.LIFO) else set()
+    found |= {"reread"} if Verb.BEGIN in preset.recompute else set()
     return frozenset(found | ({"two sites"} if len(body) > 1 else set()))

@@ -13,6 +13,17 @@ from qsim.sim.defects.fixes.general import (
     per_owner_state,
     per_worker_state,
 )
+from qsim.sim.defects.fixes.reads import (
+    fifo_under_1f1b,
+    forward_with_gradients,
+    functional_state,
+    keyed_stash,
+    lifo_under_flush,
+    own_descale_in_cache,
+    paired_stash,
+    refill_cache,
+    same_context,
+)
 from qsim.sim.defects.model import Fix
 from qsim.sim.defects.scope import one_snapshot
 
@@ -32,6 +43,25 @@ FIXES: Mapping[str, Fix] = MappingProxyType(
                 story="Commit only on the epoch that was read, else read again."),
             Fix(name="per_worker_state", rewrite=per_worker_state,
                 story="One scope deeper: a state for every layer and worker."),
+            Fix(name="functional_state", rewrite=functional_state,
+                story="State in, state out: an operation observes and commits once, in forward; recompute gets what "
+                "forward began with."),
+            Fix(name="keyed_stash", rewrite=keyed_stash,
+                story="Take out of a queue the entry of the operation that asks, whatever the order."),
+            Fix(name="lifo_under_flush", rewrite=lifo_under_flush,
+                story="Newest first where all forwards come before all backwards: the queue in the order of backward."),
+            Fix(name="fifo_under_1f1b", rewrite=fifo_under_1f1b,
+                story="Oldest first in a pipeline, where the first microbatch comes back first."),
+            Fix(name="paired_stash", rewrite=paired_stash,
+                story="One plan decides both sides: forward puts in exactly what recompute will take out."),
+            Fix(name="own_descale_in_cache", rewrite=own_descale_in_cache,
+                story="A weight cache holds the metadata of its codes beside them, and a hit decodes with those."),
+            Fix(name="refill_cache", rewrite=refill_cache,
+                story="Every step casts its weights into their caches, before anybody reads them."),
+            Fix(name="forward_with_gradients", rewrite=forward_with_gradients,
+                story="A checkpoint that does not detach: forward runs with gradients on, so what it casts is kept."),
+            Fix(name="same_context", rewrite=same_context,
+                story="Recompute enters the context that forward ran in; the caller says the phase, nobody guesses."),
             Fix(name="single_snapshot", rewrite=one_snapshot,
                 story="Wrong: one snapshot for the whole model keeps the wrong owner's value more reliably."),
         )

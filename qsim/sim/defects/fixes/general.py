@@ -8,6 +8,7 @@ from qsim.quant import OpId
 from qsim.sim.case import Case
 from qsim.sim.defects.concurrency import split_by_worker
 from qsim.sim.defects.model import rewritten
+from qsim.sim.defects.rewriting import caches_of
 from qsim.sim.events import (
     Begin,
     Commit,
@@ -18,12 +19,19 @@ from qsim.sim.events import (
     Operand,
     Phase,
     Quantize,
+    Reduce,
+    Restore,
+    SaveState,
     Slot,
+    Stash,
     Store,
+    Wait,
 )
 from qsim.sim.invariants import unit_of
 from qsim.sim.schedule import slot
 from qsim.sim.scopes import LAYER_WORKER
+
+_ACTS = (Begin, Commit, Fetch, Store, Restore)
 
 
 def _store_bases(case: Case) -> set[Slot]:
@@ -37,7 +45,7 @@ def descale_in_the_data(case: Case) -> Case:
     def paired(o: Operand) -> Operand:
         if o.descale is None:
             return o
-        by = made_with[o.codes]
+        by = made_with.get(o.codes, o.descale)  # nothing was written to a buffer that was only allocated
         return o._replace(descale=by, version=by, center=None if o.center is None else by)
 
     schedule: list[Event] = []
@@ -54,15 +62,21 @@ def descale_in_the_data(case: Case) -> Case:
 
 
 def keyed_snapshot(case: Case) -> Case:
-    """Forward snapshots each op under its own key; recompute reads that key and begins, observes, commits nothing."""
+    """Forward snapshots each op under its own key; recompute reads that key and begins, observes, commits nothing.
+
+    No queue is left, and the snapshot of a weight cache stays with its codes.
+    """
+    cached = caches_of(case)
     schedule: list[Event] = []
     for event in case.schedule:
         match event:
             case Begin(phase=Phase.RECOMPUTE) | Observe(phase=Phase.RECOMPUTE) | Commit(phase=Phase.RECOMPUTE):
                 continue
-            case Begin(op=op):
+            case Reduce(phase=Phase.RECOMPUTE) | Wait(phase=Phase.RECOMPUTE) | Stash() | Restore():
+                continue
+            case Begin(op=op) if op not in cached:
                 schedule.append(event._replace(into=slot("snap", op)))
-            case Quantize(op=op) | Observe(op=op) if event.by is not None:
+            case Quantize(op=op) | Observe(op=op) if event.by is not None and op not in cached:
                 schedule.append(event._replace(by=slot("snap", op)))
             case _:
                 schedule.append(event)
@@ -71,6 +85,7 @@ def keyed_snapshot(case: Case) -> Case:
 
 def per_owner_state(case: Case) -> Case:
     """Every owner that was declared gets a state of its own, and a snapshot slot of its own."""
+    owners = tuple(dict.fromkeys(case.context.scope(e.op) for e in case.schedule if isinstance(e, _ACTS)))
     writers: dict[Slot, set[OpId]] = {}
     for event in case.schedule:
         if isinstance(event, Begin):
@@ -85,8 +100,10 @@ def per_owner_state(case: Case) -> Case:
 
     schedule: list[Event] = []
     for event in case.schedule:
-        if isinstance(event, (Begin, Commit, Fetch, Store)):
+        if isinstance(event, _ACTS):
             event = event._replace(cell=case.context.scope(event.op))
+        elif isinstance(event, SaveState) and set(event.cells) != set(owners):
+            event = event._replace(cells=owners)
         if isinstance(event, Begin) and event.into in shared:
             event = event._replace(into=slot("snap", event.op))
         elif isinstance(event, (Quantize, Observe)) and event.by is not None:
