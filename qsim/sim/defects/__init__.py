@@ -4,10 +4,33 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qsim.errors import StudyError
-from qsim.sim.defects.concurrency import CONCURRENT_DOUBLE_COMMIT, LOST_UPDATE
+from qsim.sim.defects.algebra import (
+    COMMIT_CADENCE,
+    LAST_MICROBATCH_WINS,
+    NON_MAX_MERGE,
+    NONFINITE_LATCH,
+    ZERO_ROLL,
+)
+from qsim.sim.defects.cells import DANGLING_STATE, RECIPE_KEY_COLLISION
+from qsim.sim.defects.concurrency import (
+    CONCURRENT_DOUBLE_COMMIT,
+    LATE_ASYNC_REDUCTION,
+    LOST_UPDATE,
+    SCRATCH_REUSE,
+    TORN_READ,
+)
 from qsim.sim.defects.fixes import FIXES
+from qsim.sim.defects.liveness import (
+    FROZEN_BY_CAPTURE,
+    REDUCTION_MEMBERSHIP,
+    UPDATE_IN_WRONG_PLACE,
+    UPDATE_NEVER_FIRES,
+)
 from qsim.sim.defects.model import Defect, Fix, Variant
-from qsim.sim.defects.scope import SHARED_SCOPE, SNAPSHOT_ON_SHARED_SCOPE
+from qsim.sim.defects.observation import DUAL_LAYOUT_DOUBLE_OBSERVE, FOREIGN_OBSERVATION
+from qsim.sim.defects.persistence import RERUN_WITHOUT_ROLLBACK, RESTORE_SKEW
+from qsim.sim.defects.reduction import REPLICA_DRIFT, WRONG_GROUP_REDUCTION
+from qsim.sim.defects.scope import SHARED_ROLES, SHARED_SCOPE, SNAPSHOT_ON_SHARED_SCOPE
 from qsim.sim.defects.timing import (
     CONSUME_AFTER_ADVANCE,
     CONSUME_AND_RECOMPUTE_ADVANCE,
@@ -25,9 +48,30 @@ DEFECTS: Mapping[str, Defect] = MappingProxyType(
             CONSUME_AND_RECOMPUTE_ADVANCE,
             SHARED_SCOPE,
             SNAPSHOT_ON_SHARED_SCOPE,
+            SHARED_ROLES,
             STALE_CENTER,
+            TORN_READ,
             CONCURRENT_DOUBLE_COMMIT,
             LOST_UPDATE,
+            LATE_ASYNC_REDUCTION,
+            SCRATCH_REUSE,
+            UPDATE_NEVER_FIRES,
+            UPDATE_IN_WRONG_PLACE,
+            FOREIGN_OBSERVATION,
+            LAST_MICROBATCH_WINS,
+            NON_MAX_MERGE,
+            COMMIT_CADENCE,
+            ZERO_ROLL,
+            NONFINITE_LATCH,
+            WRONG_GROUP_REDUCTION,
+            REDUCTION_MEMBERSHIP,
+            REPLICA_DRIFT,
+            RESTORE_SKEW,
+            DANGLING_STATE,
+            RERUN_WITHOUT_ROLLBACK,
+            RECIPE_KEY_COLLISION,
+            DUAL_LAYOUT_DOUBLE_OBSERVE,
+            FROZEN_BY_CAPTURE,
         )
     }
 )

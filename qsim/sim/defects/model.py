@@ -26,11 +26,15 @@ class Fix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """The same mistake in another shape, with the invariants that this shape breaks."""
+    """The same mistake in another shape, with the invariants that this shape breaks.
+
+    needs: where its host must have other traits than that of the defect.
+    """
 
     name: str
     rewrite: Rewrite
     breaks: frozenset[str]
+    needs: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +42,10 @@ class Defect:
     """One lifecycle defect.
 
     breaks: exactly the invariants that it breaks. minimal: the smallest schedule that can host it; needs: the traits
-    that a host must have (``ScheduleSpec.traits``, "gradients", "centre", "two sites"); orders: the orders of
-    microbatches that show it, () for all; cadence: the unit that its host must have, None for any. fixes: names of
-    repairs that silence it; wrong_fixes: plausible ones that do not. tier: S4 (order of magnitude, NaN) down to S0
-    (metrics only).
+    that a host must have (``ScheduleSpec.traits``, "gradients", "centre", "two sites"); excludes: those that it must
+    not have; orders: the orders of microbatches that show it, () for all; cadence: the unit that its host must have,
+    None for any. fixes: names of repairs that silence it; wrong_fixes: plausible ones that do not. tier: S4 (order of
+    magnitude, NaN) down to S0 (metrics only).
     """
 
     id: str
@@ -52,6 +56,7 @@ class Defect:
     breaks: frozenset[str]
     minimal: ScheduleSpec = field(default_factory=lambda: ScheduleSpec(steps=1, layers=1))
     needs: frozenset[str] = frozenset()
+    excludes: frozenset[str] = frozenset()
     orders: tuple[Order, ...] = ()
     cadence: Cadence | None = None
     fixes: tuple[str, ...]
@@ -65,12 +70,21 @@ class Defect:
         """True where it can only be hosted by a recipe with a centre."""
         return "centre" in self.needs
 
-    def host(self, spec: ScheduleSpec) -> ScheduleSpec:
-        """The schedule ``spec``, grown where it is too small to host this defect.
+    def needed(self, variant: str = "") -> frozenset[str]:
+        """The traits that a host of this defect, or of one of its variants, must have."""
+        own = {one.name: one.needs for one in self.variants}.get(variant)
+        return self.needs if own is None else own
 
-        Raises CaseError where a feature that it needs excludes one that ``spec`` has.
+    def host(self, spec: ScheduleSpec, variant: str = "") -> ScheduleSpec:
+        """The schedule ``spec``, grown where it is too small to host this defect, or one of its variants.
+
+        Raises CaseError where a feature that it needs excludes one that ``spec`` has, or where ``spec`` has one that
+        the defect excludes.
         """
-        needed = frozenset(feature for feature in Feature if feature.value in self.needs)
+        needs = self.needed(variant)
+        needed = frozenset(feature for feature in Feature if feature.value in needs)
+        if "ranks" in needs and spec.ranks == 1:
+            needed |= {Feature.DATA_PARALLEL}
         for name, group in GROUPS:
             have, want = spec.features & set(group), needed & set(group)
             if have and want and have != want:
@@ -80,7 +94,9 @@ class Defect:
                 )
         workers = max(spec.workers, self.minimal.workers)
         microbatches = max(spec.microbatches, self.minimal.microbatches)
-        return replace(
+        if "accumulation" in needs and Feature.TENSOR_PARALLEL not in spec.features:
+            microbatches = max(microbatches, 2 * workers)
+        grown = replace(
             spec,
             steps=max(spec.steps, self.minimal.steps),
             layers=max(spec.layers, self.minimal.layers),
@@ -89,6 +105,16 @@ class Defect:
             order=spec.order if not self.orders or spec.order in self.orders else self.minimal.order,
             features=spec.features | needed,
         )
+        self._refuse(grown.traits())
+        return grown
+
+    def _refuse(self, traits: frozenset[str]) -> None:
+        barred = self.excludes & traits
+        if barred:
+            raise CaseError(
+                f"{self.id} {self.name} excludes {', '.join(sorted(barred))}: with it this mistake is another one or "
+                "none; take it out of the schedule"
+            )
 
     def require(self, preset: Preset, recipe: Recipe) -> None:
         """Raise CaseError, naming the missing feature, where preset or recipe cannot host this defect."""
@@ -103,9 +129,10 @@ class Defect:
 
         Raises CaseError, naming what is missing, where the case cannot host it.
         """
-        missing = self.needs - case.context.traits
+        missing = self.needed(variant) - case.context.traits
         if missing:
             raise CaseError(f"{self.id} {self.name} needs {', '.join(sorted(missing))}: the schedule has none of it")
+        self._refuse(case.context.traits)
         if self.orders and not {order.value for order in self.orders} & case.context.traits:
             raise CaseError(
                 f"{self.id} {self.name} needs one of the orders {', '.join(order.value for order in self.orders)}"

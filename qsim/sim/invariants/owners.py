@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from qsim.record import Record, Seen
 from qsim.sim.invariants.commits import advances
-from qsim.sim.invariants.model import Judged, Rule, Unit, Violation
+from qsim.sim.invariants.model import Judged, Rule, Violation
 
 
 def _ownership(trace: Judged) -> Iterator[Violation]:
@@ -35,17 +35,14 @@ def _replica_agreement(trace: Judged) -> Iterator[Violation]:
 
 
 def _same_observations(trace: Judged) -> Iterator[Violation]:
-    """In one unit the ranks of a group fold in the same observations: then their scales are equal."""
+    """The n-th commits of the ranks of a group in a step fold in the same observations: then their scales are equal."""
     first: dict[tuple[str, int, int], tuple[frozenset[Seen], int]] = {}
     rounds: dict[tuple[str, int], int] = {}
-    last: dict[tuple[str, int], Unit] = {}
     for record in trace.of("commit", "store"):
         if not advances(record) or record.op is None:
             continue
         mine = trace.owner(record.op), record.op[0]
-        if last.get(mine) != trace.unit_of(record.op):  # the next of this rank's units in the step
-            rounds[mine] = rounds.get(mine, -1) + 1
-            last[mine] = trace.unit_of(record.op)
+        rounds[mine] = rounds.get(mine, -1) + 1
         key = trace.replica(record.op), record.op[0], rounds[mine]
         seen, seq = first.setdefault(key, (frozenset(record.seen), record.seq))
         if seen != frozenset(record.seen):

@@ -16,8 +16,11 @@ from qsim.sim.events import (
     Fetch,
     Observe,
     Operand,
+    Part,
     Phase,
     Quantize,
+    Restore,
+    SaveState,
     Slot,
     Store,
 )
@@ -28,6 +31,11 @@ from qsim.sim.scopes import LAYER_WORKER
 
 def _store_bases(case: Case) -> set[Slot]:
     return {e.base for e in case.schedule if isinstance(e, Store)}
+
+
+def _whole_bases(case: Case) -> set[Slot]:
+    """Bases of the stores that write everything at once."""
+    return {e.base for e in case.schedule if isinstance(e, Store) and e.part is Part.ALL}
 
 
 def descale_in_the_data(case: Case) -> Case:
@@ -83,10 +91,14 @@ def per_owner_state(case: Case) -> Case:
     def operand(o: Operand) -> Operand:
         return o.renamed(lambda name: own(name, o.of))
 
+    scope = case.context.scope
+    cells = tuple(dict.fromkeys(scope(e.op) for e in case.schedule if isinstance(e, Commit)))
     schedule: list[Event] = []
     for event in case.schedule:
-        if isinstance(event, (Begin, Commit, Fetch, Store)):
-            event = event._replace(cell=case.context.scope(event.op))
+        if isinstance(event, (Begin, Commit, Fetch, Store, Restore)):
+            event = event._replace(cell=scope(event.op))
+        elif isinstance(event, SaveState):
+            event = event._replace(cells=cells)
         if isinstance(event, Begin) and event.into in shared:
             event = event._replace(into=slot("snap", event.op))
         elif isinstance(event, (Quantize, Observe)) and event.by is not None:
@@ -118,13 +130,16 @@ def merged_commit(case: Case) -> Case:
 
 
 def compare_and_set(case: Case) -> Case:
-    """A write whose base is no longer the live epoch is refused and done again: each store is an atomic commit."""
-    bases = _store_bases(case)
+    """A write whose base is no longer the live epoch is refused and done again: each store is an atomic commit.
+
+    A part of a torn commit is written on the live epoch, so nothing refuses it.
+    """
+    bases = _whole_bases(case)
     schedule: list[Event] = []
     for event in case.schedule:
         if isinstance(event, Fetch) and event.into in bases:
             continue
-        if isinstance(event, Store):
+        if isinstance(event, Store) and event.part is Part.ALL:
             event = Commit(event.phase, event.op, event.cell, event.obs, event.fold)
         schedule.append(event)
     return rewritten(case, schedule)
