@@ -4,7 +4,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from qsim.errors import StudyError
-from qsim.sim.defects.concurrency import CONCURRENT_DOUBLE_COMMIT, LOST_UPDATE
+from qsim.sim.defects.algebra import (
+    COMMIT_CADENCE,
+    LAST_MICROBATCH_WINS,
+    NON_MAX_MERGE,
+    NONFINITE_LATCH,
+    ZERO_ROLL,
+)
+from qsim.sim.defects.cells import DANGLING_STATE, RECIPE_KEY_COLLISION
+from qsim.sim.defects.concurrency import (
+    CONCURRENT_DOUBLE_COMMIT,
+    LATE_ASYNC_REDUCTION,
+    LOST_UPDATE,
+    SCRATCH_REUSE,
+    TORN_READ,
+)
 from qsim.sim.defects.fixes import FIXES
 from qsim.sim.defects.identity import (
     CACHE_UNFILLED_IN_NO_GRAD,
@@ -14,8 +28,17 @@ from qsim.sim.defects.identity import (
     STASH_GATE_MISMATCH,
     STASH_MISPAIRING,
 )
+from qsim.sim.defects.liveness import (
+    FROZEN_BY_CAPTURE,
+    REDUCTION_MEMBERSHIP,
+    UPDATE_IN_WRONG_PLACE,
+    UPDATE_NEVER_FIRES,
+)
 from qsim.sim.defects.model import Defect, Fix, Variant
-from qsim.sim.defects.scope import SHARED_SCOPE, SNAPSHOT_ON_SHARED_SCOPE
+from qsim.sim.defects.observation import DUAL_LAYOUT_DOUBLE_OBSERVE, FOREIGN_OBSERVATION
+from qsim.sim.defects.persistence import RERUN_WITHOUT_ROLLBACK, RESTORE_SKEW
+from qsim.sim.defects.reduction import REPLICA_DRIFT, WRONG_GROUP_REDUCTION
+from qsim.sim.defects.scope import SHARED_ROLES, SHARED_SCOPE, SNAPSHOT_ON_SHARED_SCOPE
 from qsim.sim.defects.timing import (
     CACHED_WEIGHT_MOVING_DESCALE,
     CONSUME_AFTER_ADVANCE,
@@ -33,27 +56,51 @@ from qsim.sim.defects.timing import (
 DEFECTS: Mapping[str, Defect] = MappingProxyType(
     {
         defect.id: defect
-        for defect in (
-            CONSUME_AFTER_ADVANCE,
-            RECOMPUTE_ADVANCES,
-            CONSUME_AND_RECOMPUTE_ADVANCE,
-            SHARED_SCOPE,
-            SNAPSHOT_ON_SHARED_SCOPE,
-            STALE_CENTER,
-            CONCURRENT_DOUBLE_COMMIT,
-            LOST_UPDATE,
-            LIVE_READ_IN_BACKWARD,
-            CACHED_WEIGHT_MOVING_DESCALE,
-            STALE_WEIGHT_CACHE,
-            CACHE_UNFILLED_IN_NO_GRAD,
-            STASH_MISPAIRING,
-            STASH_GATE_MISMATCH,
-            EARLY_STOP_PARTIAL_REPLAY,
-            MULTI_REPLAY,
-            CONTEXT_DRIFT,
-            DEFERRED_READ,
-            PHASE_BY_PROXY,
-            FRESH_RANDOM_BITS,
+        for defect in sorted(
+            (
+                CONSUME_AFTER_ADVANCE,
+                RECOMPUTE_ADVANCES,
+                CONSUME_AND_RECOMPUTE_ADVANCE,
+                SHARED_SCOPE,
+                SNAPSHOT_ON_SHARED_SCOPE,
+                SHARED_ROLES,
+                STALE_CENTER,
+                TORN_READ,
+                CONCURRENT_DOUBLE_COMMIT,
+                LOST_UPDATE,
+                LIVE_READ_IN_BACKWARD,
+                CACHED_WEIGHT_MOVING_DESCALE,
+                STALE_WEIGHT_CACHE,
+                CACHE_UNFILLED_IN_NO_GRAD,
+                STASH_MISPAIRING,
+                STASH_GATE_MISMATCH,
+                EARLY_STOP_PARTIAL_REPLAY,
+                MULTI_REPLAY,
+                CONTEXT_DRIFT,
+                DEFERRED_READ,
+                PHASE_BY_PROXY,
+                FRESH_RANDOM_BITS,
+                LATE_ASYNC_REDUCTION,
+                SCRATCH_REUSE,
+                UPDATE_NEVER_FIRES,
+                UPDATE_IN_WRONG_PLACE,
+                FOREIGN_OBSERVATION,
+                LAST_MICROBATCH_WINS,
+                NON_MAX_MERGE,
+                COMMIT_CADENCE,
+                ZERO_ROLL,
+                NONFINITE_LATCH,
+                WRONG_GROUP_REDUCTION,
+                REDUCTION_MEMBERSHIP,
+                REPLICA_DRIFT,
+                RESTORE_SKEW,
+                DANGLING_STATE,
+                RERUN_WITHOUT_ROLLBACK,
+                RECIPE_KEY_COLLISION,
+                DUAL_LAYOUT_DOUBLE_OBSERVE,
+                FROZEN_BY_CAPTURE,
+            ),
+            key=lambda one: one.id,
         )
     }
 )

@@ -92,13 +92,16 @@ class Defect:
         known = ", ".join(one.name for one in self.variants) or "none"
         raise CaseError(f'{self.id} {self.name} has no variant "{variant}"; known: {known}')
 
-    def host(self, spec: ScheduleSpec) -> ScheduleSpec:
-        """The schedule ``spec``, grown where it is too small to host this defect.
+    def host(self, spec: ScheduleSpec, variant: str = "") -> ScheduleSpec:
+        """The schedule ``spec``, grown where it is too small to host this defect, or one of its variants.
 
         Raises CaseError where a feature that it needs excludes one that ``spec`` has, or where it excludes one itself.
         """
-        self._refuse_excluded(frozenset(feature.value for feature in spec.features))
+        if variant:
+            return self.shaped(variant).host(spec)
         needed = frozenset(feature for feature in Feature if feature.value in self.needs)
+        if "ranks" in self.needs and not spec.features & {Feature.DATA_PARALLEL, Feature.TENSOR_PARALLEL}:
+            needed |= {Feature.DATA_PARALLEL}
         for name, group in GROUPS:
             have, want = spec.features & set(group), needed & set(group)
             if have and want and have != want:
@@ -108,7 +111,9 @@ class Defect:
                 )
         workers = max(spec.workers, self.minimal.workers)
         microbatches = max(spec.microbatches, self.minimal.microbatches)
-        return replace(
+        if "accumulation" in self.needs and Feature.TENSOR_PARALLEL not in spec.features:
+            microbatches = max(microbatches, 2 * workers)
+        grown = replace(
             spec,
             steps=max(spec.steps, self.minimal.steps),
             layers=max(spec.layers, self.minimal.layers),
@@ -117,6 +122,8 @@ class Defect:
             order=spec.order if not self.orders or spec.order in self.orders else self.minimal.order,
             features=spec.features | needed,
         )
+        self._refuse(grown.traits())
+        return grown
 
     def require(self, preset: Preset, recipe: Recipe) -> None:
         """Raise CaseError, naming the missing feature, where preset or recipe cannot host this defect."""
@@ -136,7 +143,7 @@ class Defect:
         missing = self.needs - case.context.traits
         if missing:
             raise CaseError(f"{self.id} {self.name} needs {', '.join(sorted(missing))}: the schedule has none of it")
-        self._refuse_excluded(case.context.traits)
+        self._refuse(case.context.traits)
         if self.orders and not {order.value for order in self.orders} & case.context.traits:
             raise CaseError(
                 f"{self.id} {self.name} needs one of the orders {', '.join(order.value for order in self.orders)}"
@@ -150,11 +157,12 @@ class Defect:
             raise CaseError(f"{self.id} {self.name} finds nothing to change: no event of the schedule is of its kind")
         return made
 
-    def _refuse_excluded(self, traits: frozenset[str]) -> None:
-        found = self.excludes & traits
-        if found:
+    def _refuse(self, traits: frozenset[str]) -> None:
+        barred = self.excludes & traits
+        if barred:
             raise CaseError(
-                f"{self.id} {self.name} excludes {', '.join(sorted(found))}, which hides it or breaks more: take it out"
+                f"{self.id} {self.name} excludes {', '.join(sorted(barred))}: with it this mistake is another one or "
+                "none; take it out of the schedule"
             )
 
 

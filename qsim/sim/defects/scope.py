@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qsim.quant import ANY, OpId, StateKey
 from qsim.sim.case import Case
+from qsim.sim.defects.edits import unlike, with_cells
 from qsim.sim.defects.model import Defect, rewritten
 from qsim.sim.defects.rewriting import caches_of, with_operands
 from qsim.sim.events import (
@@ -79,6 +80,11 @@ def _shared_with_one_snapshot(case: Case) -> Case:
     return one_snapshot(share_over_layers(case))
 
 
+def share_over_roles(case: Case) -> Case:
+    """One state serves all roles of a GEMM: every cell forgets its role."""
+    return unlike(case, with_cells(case, lambda cell: cell._replace(role_id=ANY)), "state")
+
+
 SHARED_SCOPE = Defect(
     id="D04",
     name="shared_scope",
@@ -112,4 +118,18 @@ SNAPSHOT_ON_SHARED_SCOPE = Defect(
     story="The first attempted repair of D04: a snapshot, but one for all layers. "
     "It preserves the wrong owner's value faithfully: recompute of every layer uses the last layer's scale.",
     anchors=("the article, the first fix",),
+)
+SHARED_ROLES = Defect(
+    id="D06",
+    name="shared_roles",
+    kind="scope",
+    tier="S4",
+    rewrite=share_over_roles,
+    breaks=frozenset({"I4"}),
+    needs=frozenset({"gradients"}),
+    fixes=("per_owner_state",),
+    wrong_fixes=("keyed_snapshot", "merged_commit"),
+    story="Activations, weights and gradients of a GEMM share one state, whose amax is whichever came last. "
+    "With two formats the range differs too: 448 against 57344, so a gradient's scale overflows an activation.",
+    anchors=("the catalogue; no public report",),
 )

@@ -17,6 +17,7 @@ from qsim.sim.events import (
     Fetch,
     Observe,
     Operand,
+    Part,
     Phase,
     Quantize,
     Reduce,
@@ -36,6 +37,11 @@ _ACTS = (Begin, Commit, Fetch, Store, Restore)
 
 def _store_bases(case: Case) -> set[Slot]:
     return {e.base for e in case.schedule if isinstance(e, Store)}
+
+
+def _whole_bases(case: Case) -> set[Slot]:
+    """Bases of the stores that write everything at once."""
+    return {e.base for e in case.schedule if isinstance(e, Store) and e.part is Part.ALL}
 
 
 def descale_in_the_data(case: Case) -> Case:
@@ -135,13 +141,16 @@ def merged_commit(case: Case) -> Case:
 
 
 def compare_and_set(case: Case) -> Case:
-    """A write whose base is no longer the live epoch is refused and done again: each store is an atomic commit."""
-    bases = _store_bases(case)
+    """A write whose base is no longer the live epoch is refused and done again: each store is an atomic commit.
+
+    A part of a torn commit is written on the live epoch, so nothing refuses it.
+    """
+    bases = _whole_bases(case)
     schedule: list[Event] = []
     for event in case.schedule:
         if isinstance(event, Fetch) and event.into in bases:
             continue
-        if isinstance(event, Store):
+        if isinstance(event, Store) and event.part is Part.ALL:
             event = Commit(event.phase, event.op, event.cell, event.obs, event.fold)
         schedule.append(event)
     return rewritten(case, schedule)
