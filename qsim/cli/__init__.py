@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from qsim.cli import about, lifecycle, sweeps  # noqa: F401  a command registers itself
+from qsim.cli import about, lifecycle, schedules, sweeps  # noqa: F401  a command registers itself
 from qsim.cli.app import app, forget_stdout
 from qsim.errors import OutputError, QsimError, UsageError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from qsim.quant import ANY, MergeRule, NonFiniteRule, OpId, Site, StateKey, TensorRole, ZeroRule
 from qsim.sim.events import PLAIN, Fold, Mode, Phase
@@ -196,7 +196,12 @@ def fold_from(text: str) -> Fold:
     return Fold(one_of(_MERGES, words[0]), one_of(_ZEROS, words[1]), one_of(_NONFINITES, words[2]), amount)
 
 
-_FLAGS = {"off": ("enabled", False), "no_grad": ("grad", False), "eval": ("train", False), "cache": ("cache", True)}
+_FLAGS: Mapping[str, tuple[str, Any]] = {
+    "off": ("enabled", False),
+    "no_grad": ("grad", False),
+    "eval": ("train", False),
+    "cache": ("cache", True),
+}
 PHASES = {phase.value: phase for phase in Phase}
 
 
@@ -219,7 +224,8 @@ def mode_from(texts: Iterable[str]) -> Mode:
             name, flag = _FLAGS[text]
             mode = mode._replace(**{name: flag})
         elif colon and key in ("fmt", "group"):
-            mode = mode._replace(**{key: unquoted(value)})
+            new: dict[str, Any] = {key: unquoted(value)}
+            mode = mode._replace(**new)
         elif colon and key == "bits":
             mode = mode._replace(bits=number(value))
         elif colon and key == "as":

@@ -221,6 +221,11 @@ def build_case(
         raise CaseError(
             f'preset "{preset.name}" is defective by its {preset.cadence.value} commits; it has no other unit'
         )
+    if preset.breaks and spec.ranks > 1:
+        raise CaseError(
+            f'preset "{preset.name}" commits inside its calls, where ranks cannot reduce; take a correct preset, or '
+            "no data_parallel and no tensor_parallel"
+        )
     recipe = ruled(recipe, preset)
     writer = Writer(
         spec=spec,
