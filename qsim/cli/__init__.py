@@ -5,7 +5,14 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from qsim.cli import about, exploring, lifecycle, replaying, sweeps  # noqa: F401  a command registers itself
+from qsim.cli import (  # noqa: F401  a command registers itself
+    about,
+    exploring,
+    lifecycle,
+    replaying,
+    schedules,
+    sweeps,
+)
 from qsim.cli.app import app, forget_stdout
 from qsim.errors import OutputError, QsimError, UsageError
 

@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from qsim.cli.app import JsonFlag, app, console, print_json
+from qsim.cli.options import FeatureOption, OrderOption, StagesOption, one_cell_study, schedule_sets
 
 
 @app.command()
@@ -78,10 +79,15 @@ def run(
     microbatches: Annotated[int, typer.Option(min=1, help="Microbatches a step.")] = 1,
     layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 4,
     workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 1,
+    order: OrderOption = "",
+    stages: StagesOption = None,
+    features: FeatureOption = None,
+    guarded: Annotated[bool, typer.Option("--guarded", help="Fail closed: stop at the first broken rule.")] = False,
     backend: Annotated[str, typer.Option(help="numba, oracle, emulated, cuda or auto.")] = "numba",
     tensors: Annotated[str, typer.Option(help="A capture file of your own.")] = "builtin",
 ) -> None:
     """Replay one case and show what it breaks and costs, step by step."""
+    from qsim.backends import resolve_backend
     from qsim.errors import CaseError
     from qsim.report.one_case import case_report
     from qsim.scenarios import SCENARIOS
@@ -94,13 +100,13 @@ def run(
         _run_scenario(defect, context)
     if fix and fix not in FIXES:
         raise typer.BadParameter(f'"{fix}" is unknown; known: {", ".join(FIXES)}', param_hint="--fix")
-    study = _one_cell_study(defect, fmt, recipe, window, preset, backend)
+    study = one_cell_study(defect, fmt, recipe, window, preset, resolve_backend(backend))
     sizes = {"steps": steps, "microbatches": microbatches, "layers": layers, "workers": workers}
-    sets = [f"schedule.{key}={value}" for key, value in sizes.items()]
+    sets = schedule_sets(sizes, order, stages, features)
     sets += [f"replicas.count={replicas}", f"workload.tensors={tensors}"]
     (cell,) = load_study(study, registries(), sets).cells()
     try:
-        outcome = replay_cell(cell, fix=fix)
+        outcome = replay_cell(cell, fix=fix, guarded=guarded)
     except CaseError as error:
         print(f"qsim: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
@@ -108,22 +114,6 @@ def run(
     for part in case_report(cell, outcome, fix=fix):
         out.print(part)
     raise typer.Exit(0 if outcome.record.as_expected else 1)
-
-
-def _one_cell_study(defect: str, fmt: str, recipe: str, window: int, preset: str, backend: str) -> str:
-    """The words of ``run`` as a study of one cell, so that they are checked in one place."""
-    import json
-
-    from qsim.backends import resolve_backend
-    from qsim.sim import CONTRASTS, DEFECTS
-
-    by_name = {d.name: d.id for d in (*DEFECTS.values(), *CONTRASTS.values())}
-    text = json.dumps  # a JSON string is a TOML string
-    return (
-        f"schema = 1\n[grid]\ndefects = [{text(by_name.get(defect, defect))}]\nformats = [{text(fmt)}]\n"
-        f"recipes = [{text(recipe)}]\nwindows = [{window}]\n"
-        f"[run]\npreset = {text(preset)}\nbackend = {text(resolve_backend(backend))}\n"
-    )
 
 
 def _run_scenario(name: str, context: typer.Context) -> NoReturn:

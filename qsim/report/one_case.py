@@ -54,7 +54,8 @@ def _by_step(outcome: Outcome) -> Table:
     severity = outcome.severity
     forward = severity.by_step_and_layer("f", "rel_error")
     again = severity.by_step_and_layer("r", "rel_error")
-    bad = severity.by_step_and_layer("r", "nonfinite") + severity.by_step_and_layer("f", "nonfinite")
+    bad = severity.by_step_and_layer("f", "nonfinite")
+    bad = bad + np.nan_to_num(severity.by_step_and_layer("r", "nonfinite"))
     commits: Counter[int] = Counter()
     for (_, step), count in severity.commits.items():
         commits[step] += count

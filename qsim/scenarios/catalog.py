@@ -72,13 +72,13 @@ _ALL = (
         "does not.",
     ),
     Scenario(
-        name="te-3284-stash", report="TransformerEngine 3284", defect="D18", repair="keyed_snapshot",
+        name="te-3284-stash", report="TransformerEngine 3284", defect="D18", repair="paired_stash",
         cadence=Cadence.STEP,
         what="The gate that puts a scale aside for recompute and the gate that takes it back disagreed: recompute "
         "asked a stash that nobody had filled, and went on with the live state.",
     ),
     Scenario(
-        name="te-3394", report="TransformerEngine 3394", defect="D18", repair="keyed_snapshot",
+        name="te-3394", report="TransformerEngine 3394", defect="D18", repair="paired_stash",
         spec=_spec(Feature.EVALUATION), cadence=Cadence.STEP,
         what="Modules in eval mode inside a checkpointed region put nothing aside and were asked for it all the same.",
     ),
@@ -93,13 +93,13 @@ _ALL = (
         "amaxes pass the window's largest.",
     ),
     Scenario(
-        name="te-539", report="TransformerEngine 539, Megatron-LM 607", defect="D16", repair="refill_cache",
+        name="te-539", report="TransformerEngine 539, Megatron-LM 607", defect="D16", repair="forward_with_gradients",
         spec=_spec(Feature.WEIGHT_CACHE, layers=4, microbatches=4, order=Order.ONE_F_ONE_B), view=View.MICROBATCH,
         what="NaN, but only with FP8, a pipeline, recompute and gradient accumulation together: the first forward runs "
         "without gradients and does not fill the weight cache that later microbatches read.",
     ),
     Scenario(
-        name="te-3296", report="TransformerEngine 3296", defect="D20", repair="commit_in_forward",
+        name="te-3296", report="TransformerEngine 3296", defect="D20", repair="functional_state",
         spec=_spec(Feature.NESTED),
         what="An update that hangs on recompute was applied once for each of two nested checkpoints.",
     ),

@@ -88,15 +88,20 @@ class Severity:
     commits: Mapping[tuple[str, int], int]
 
     def worst(self, field: str, *, skip_steps: int = 0) -> F64:
-        """One field of ``gemms`` [gemms, replicas]: for each GEMM the larger of forward and recompute; then backward's.
+        """One field of ``gemms`` [gemms, replicas]: for each GEMM the larger of forward and recompute, where it is
+        recomputed; then backward's.
 
         Forward and recompute visit layers in opposite orders; they are matched by GEMM. Steps below ``skip_steps``
         are left out (a cold start).
         """
         keys = self.gemms[FORWARD].keys
-        rows = {key: i for i, key in enumerate(self.gemms[RECOMPUTE].keys)}
-        again = _values(self.gemms[RECOMPUTE], field)[[rows[key] for key in keys]]
-        worst = np.maximum(_values(self.gemms[FORWARD], field), again)[_from(keys, skip_steps)]
+        rows = {key: i for i, key in enumerate(self.gemms[RECOMPUTE].keys)} if RECOMPUTE in self.gemms else {}
+        worst = _values(self.gemms[FORWARD], field).copy()
+        both = [i for i, key in enumerate(keys) if key in rows]
+        if both:
+            again = _values(self.gemms[RECOMPUTE], field)[[rows[keys[i]] for i in both]]
+            worst[both] = np.maximum(worst[both], again)
+        worst = worst[_from(keys, skip_steps)]
         if BACKWARD in self.gemms:
             back = self.gemms[BACKWARD]
             worst = np.concatenate([worst, _values(back, field)[_from(back.keys, skip_steps)]])
@@ -114,7 +119,10 @@ class Severity:
             return float(gain[np.argmax(np.abs(np.log(gain)))])
 
     def by_step_and_layer(self, phase: str, field: str) -> F64:
-        """[steps, layers, replicas] of one field of ``gemms``: the largest over microbatches and sites."""
+        """[steps, layers, replicas] of one field of ``gemms``: the largest over microbatches and sites; NaN throughout
+        for a phase without GEMMs."""
+        if phase not in self.gemms:
+            return np.full_like(self.by_step_and_layer(FORWARD, field), np.nan)
         part = self.gemms[phase]
         values = _values(part, field)
         steps = 1 + max(key.op.logical_step for key in part.keys)
@@ -163,8 +171,8 @@ def _ordered(x: F32) -> I64:
 def measure_severity(defective: Trace, correct: Trace, high_precision: Trace | None = None) -> Severity:
     """Severity of ``defective`` against its correct twin. Raises UsageError where the two do not match."""
     gemms, casts = {}, {}
-    phases = dict.fromkeys(r.phase for r in (*defective.records, *correct.records) if r.kind == "consume")
-    for phase in phases:
+    there = {r.phase for r in (*defective.records, *correct.records) if r.kind == "consume"}
+    for phase in (phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if phase in there):
         gemms[phase] = _gemms(defective, correct, high_precision, phase)
         casts[phase] = _casts(defective, correct, phase)
     commits: dict[tuple[str, int], int] = {}

@@ -3,12 +3,14 @@
 from qsim.sim.case import Case, Context
 from qsim.sim.data import Env
 from qsim.sim.defects import CONTRASTS, DEFECTS, FIXES, Defect, Fix, Variant, get_defect
+from qsim.sim.guard import replay_guarded, run_guarded
 from qsim.sim.invariants import RULES, Violation, broken, check
 from qsim.sim.judge import judge
 from qsim.sim.presets import PRESETS, Cadence, Preset, Reads
 from qsim.sim.schedule import Body, Feature, Linear, Order, ScheduleSpec, Scores, build_case, ruled
 from qsim.sim.scopes import SCOPES, Scope
 from qsim.sim.step import Trace, World, records_of, replay, run, step
+from qsim.sim.twin import correct_twin, high_precision_twin
 
 __all__ = [
     "CONTRASTS",
@@ -39,11 +41,15 @@ __all__ = [
     "broken",
     "build_case",
     "check",
+    "correct_twin",
     "get_defect",
+    "high_precision_twin",
     "judge",
     "records_of",
     "replay",
+    "replay_guarded",
     "ruled",
     "run",
+    "run_guarded",
     "step",
 ]

@@ -32,6 +32,7 @@ class Known:
     presets: tuple[str, ...]
     backends: tuple[str, ...] = ()
     orders: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
@@ -114,6 +115,14 @@ class Name:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_plain_validator_function(self.check)
+
+
+def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    """The values, or a refusal where one is there twice."""
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise refusal(f'"{twice}" is there twice; keep one')
+    return values
 
 
 def not_empty(values: tuple[T, ...]) -> tuple[T, ...]:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 
 class ScheduleParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is replayed: S steps x M microbatches x L layers on W workers."""
+    """How much is replayed: S steps x M microbatches x L layers on W workers.
+
+    features: names in the order of their registry. text: a schedule written by hand, in the notation's own spelling;
+    the sizes are then those of the text, and order, stages and features mean nothing. LATER: fields that came later;
+    where one has its default it is no part of a case's identity, so that older cases keep theirs.
+    """
+
+    LATER: ClassVar[frozenset[str]] = frozenset({"stages", "features", "text"})
 
     steps: int = 20
     microbatches: int = 1
     layers: int = 4
     workers: int = 1
     order: str = "forward_first"
+    stages: int = 2
+    features: tuple[str, ...] = ()
+    text: str = ""
 
 
 class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True):

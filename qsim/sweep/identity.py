@@ -126,7 +126,12 @@ def _parameter_hex(value: float) -> str:
 def _plain(value: Any, kind: Any, place: str, hexed: typing.Callable[[float], str]) -> Any:
     """``value`` as JSON types by its declared type: 1, 1.0 and np.float64(1) as a float are one text."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, kind):
-        return {name: _plain(getattr(value, name), t, f"{place}.{name}", hexed) for name, t in _fields(kind)}
+        usual = _later(kind)
+        return {
+            name: _plain(getattr(value, name), t, f"{place}.{name}", hexed)
+            for name, t in _fields(kind)
+            if name not in usual or getattr(value, name) != usual[name]
+        }
     if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):
         (item, _) = typing.get_args(kind)
         return [_plain(v, item, f"{place}[{i}]", hexed) for i, v in enumerate(value)]
@@ -151,7 +156,7 @@ def _typed(value: Any, kind: Any) -> Any:
     """Hex strings back to floats where the declared type says float; msgspec checks everything else."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         known = dict(_fields(kind))
-        if set(value) != set(known):
+        if not set(known) - set(_later(kind)) <= set(value) <= set(known):
             raise ValueError(f"its keys differ in {sorted(set(value) ^ set(known))}: another version wrote it")
         return {name: _typed(v, known[name]) for name, v in value.items()}
     if typing.get_origin(kind) is tuple:
@@ -161,6 +166,12 @@ def _typed(value: Any, kind: Any) -> Any:
 
 def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
     return [(field.name, field.type) for field in msgspec.structs.fields(kind)]
+
+
+def _later(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Fields that came after the first cases were written, with the default that leaves a case what it was."""
+    later: frozenset[str] = getattr(kind, "LATER", frozenset())
+    return {field.name: field.default for field in msgspec.structs.fields(kind) if field.name in later}
 
 
 def _name(kind: Any) -> str:

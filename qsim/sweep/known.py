@@ -5,10 +5,10 @@ from __future__ import annotations
 from qsim.backends import BACKENDS
 from qsim.formats import ALIASES, FORMATS
 from qsim.quant import RECIPES
-from qsim.sim import CONTRASTS, DEFECTS, PRESETS, Order
+from qsim.sim import CONTRASTS, DEFECTS, PRESETS, Feature, Order
 from qsim.sweep.accumulation.schema import SWEPT
 from qsim.sweep.allowed import Known
-from qsim.sweep.run import CONTROLS
+from qsim.sweep.plan import CONTROLS
 from qsim.workloads import DATA, WORKLOADS
 
 SCALE_ONLY = "float8_e8m0fnu"
@@ -25,6 +25,7 @@ def registries() -> Known:
         presets=tuple(PRESETS),
         backends=tuple(BACKENDS),  # "auto" is resolved before a cell is made: a case names what computed it
         orders=tuple(order.value for order in Order),
+        features=tuple(feature.value for feature in Feature),
         workloads=tuple(WORKLOADS),
         models=SWEPT,
         data=tuple(DATA),

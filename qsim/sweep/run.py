@@ -1,4 +1,4 @@
-"""Runs one cell: builds the case, rewrites it, replays it and its twins, measures. Knows no file of a study.
+"""Runs one cell: replays its plan and those of its twins, measures. Knows no file of a study.
 
 Twins (the correct protocol, high precision) are shared by the cells of one process that have them in common.
 """
@@ -7,197 +7,54 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from qsim._paths import sample_capture
 from qsim.arrays import F64, I64
 from qsim.backends import get_backend
-from qsim.errors import CaseError, InputError
-from qsim.formats import POLICIES, get_format
-from qsim.quant import Recipe, make_recipe
-from qsim.record import Record
-from qsim.severity import Severity, measure_severity
-from qsim.sim import (
-    FIXES,
-    PRESETS,
-    Body,
-    Cadence,
-    Case,
-    Defect,
-    Env,
-    Order,
-    ScheduleSpec,
-    Trace,
-    Violation,
-    broken,
-    build_case,
-    get_defect,
-    judge,
-    records_of,
-    replay,
-    ruled,
+from qsim.errors import CaseError, StudyError
+from qsim.severity import CastSeverity, Severity, measure_severity
+from qsim.sim import Case, Env, Trace, Violation, replay, replay_guarded
+from qsim.sweep.cell import Cell, CellRecord
+from qsim.sweep.plan import (
+    CONTROLS,
+    CORRECT,
+    HIGH_PRECISION,
+    POLICY,
+    Host,
+    Plan,
+    defect_of,
+    host_of,
+    plan_of,
+    workload_of,
 )
-from qsim.sweep.cell import Cell, CellRecord, ScheduleParams, WorkloadParams
-from qsim.workloads import WORKLOADS, Shaping, Workload
 
-CORRECT, HIGH_PRECISION = "correct", "high_precision"
-CONTROLS = (CORRECT, HIGH_PRECISION)
-POLICY = POLICIES["ocp"]
+__all__ = ["CONTROLS", "CORRECT", "HIGH_PRECISION", "Outcome", "check_cells", "replay_cell", "run_cell"]
 
 
-class _Host(msgspec.Struct, frozen=True):
-    """What a trace of an unrewritten preset depends on: everything in a cell but the defect."""
-
-    fmt: str
-    recipe: str
-    window: int
-    preset: str
-    cadence: Cadence | None
-    schedule: ScheduleParams
-    workload: WorkloadParams
-    seeds: tuple[int, ...]
-    backend: str
-    reproducible: bool
-
-    def spec(self) -> ScheduleSpec:
-        """The schedule's size."""
-        p = self.schedule
-        return ScheduleSpec(
-            steps=p.steps, microbatches=p.microbatches, layers=p.layers, workers=p.workers, order=Order(p.order)
-        )
-
-    def correct(self) -> _Host:
-        """The host whose trace a defective one is measured against."""
-        return self if not PRESETS[self.preset].breaks else msgspec.structs.replace(self, preset="seed_correct")
-
-    def high_precision(self) -> _Host:
-        """The control that casts nothing, so format, recipe, window and cadence do not matter."""
-        return msgspec.structs.replace(
-            self, preset="none", fmt="float8_e4m3fn", recipe="delayed", window=1, cadence=None
-        )
-
-
-def _host(cell: Cell, defect: Defect | None) -> _Host:
-    grown = ScheduleSpec(
-        steps=cell.schedule.steps,
-        microbatches=cell.schedule.microbatches,
-        layers=cell.schedule.layers,
-        workers=cell.schedule.workers,
-        order=Order(cell.schedule.order),
-    )
-    if defect is not None:
-        grown = defect.host(grown)
-    host = _Host(
-        fmt=cell.fmt,
-        recipe=cell.recipe,
-        window=cell.window,
-        preset=cell.preset,
-        cadence=None if defect is None else defect.cadence,
-        schedule=ScheduleParams(
-            steps=grown.steps,
-            microbatches=grown.microbatches,
-            layers=grown.layers,
-            workers=grown.workers,
-            order=grown.order.value,
-        ),
-        workload=cell.workload,
-        seeds=tuple(range(cell.seed, cell.seed + cell.replicas)),
-        backend=cell.backend,
-        reproducible=cell.reproducible,
-    )
-    return host.high_precision() if cell.defect == HIGH_PRECISION else host
-
-
-@lru_cache(maxsize=4)
-def _workload(workload: WorkloadParams, seeds: tuple[int, ...], layers: int, microbatches: int) -> Workload:
-    path = sample_capture() if workload.tensors == "builtin" else Path(workload.tensors)
-    if workload.tensors_digest and path.is_file():
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if digest != workload.tensors_digest:
-            raise InputError(f"{path}: changed since the study was read; run the sweep again with another --out")
-    shaping = Shaping(
-        tokens=workload.tokens,
-        outputs=workload.outputs,
-        mean_shift=workload.mean_shift,
-        layer_spread=workload.layer_spread,
-        outlier_steps=workload.outlier_steps,
-        outlier_factor=workload.outlier_factor,
-    )
-    open_workload = WORKLOADS[workload.kind]
-    return open_workload(path, shaping=shaping, seeds=seeds, layers=layers, microbatches=microbatches)
-
-
-def _workload_of(host: _Host) -> Workload:
-    return _workload(host.workload, host.seeds, host.schedule.layers, host.schedule.microbatches)
-
-
-class _Plan(NamedTuple):
-    """What no number decides: a schedule, what it does, what it breaks."""
-
-    case: Case
-    records: tuple[Record, ...]
-    violations: tuple[Violation, ...]
-
-
-@lru_cache(maxsize=64)
-def _plan(
-    spec: ScheduleSpec,
-    body: Body,
-    preset: str,
-    cadence: Cadence | None,
-    recipe: Recipe,
-    defect: str,
-    fix: str,
-) -> _Plan:
-    case = build_case(spec, body=body, preset=PRESETS[preset], recipe=recipe, cadence=cadence, policy=POLICY)
-    if defect:
-        found = get_defect(defect)
-        found.require(PRESETS[preset], recipe)
-        case = found.apply(case)
-    if fix:
-        case = FIXES[fix].rewrite(case)
-    records = records_of(case)
-    return _Plan(case, records, judge(case, records))
-
-
-def _plan_of(host: _Host, *, defect: str = "", fix: str = "") -> _Plan:
-    """The plan of a host: shared by all formats and windows, which change no event."""
-    stand_in = make_recipe(host.recipe, fmt=get_format("float8_e4m3fn"))
-    body = _workload_of(host).body
-    plan = _plan(host.spec(), body, host.preset, host.cadence, stand_in, defect, fix)
-    return plan._replace(case=replace(plan.case, recipe=_recipe(host)))
-
-
-def _recipe(host: _Host) -> Recipe:
-    return ruled(make_recipe(host.recipe, fmt=get_format(host.fmt), window=host.window), PRESETS[host.preset])
-
-
-def _play(host: _Host, plan: _Plan) -> Trace:
+def _play(host: Host, plan: Plan, *, guarded: bool = False) -> Trace:
     env = Env(
-        load=_workload_of(host).load,
+        load=workload_of(host).load,
         backend=get_backend(host.backend),
         recipe=plan.case.recipe,
         policy=POLICY,
         lead=(len(host.seeds),),
         reproducible=host.reproducible,
     )
-    return replay(plan.case, env, plan.records)
+    return replay_guarded(plan.case, env, plan.records) if guarded else replay(plan.case, env, plan.records)
 
 
 @lru_cache(maxsize=3)
-def _trace(host: _Host) -> Trace:
-    return _play(host, _plan_of(host))
+def _trace(host: Host) -> Trace:
+    return _play(host, plan_of(host))
 
 
 @lru_cache(maxsize=2)
-def _high_precision_trace(host: _Host) -> Trace:
-    return _play(host, _plan_of(host))
+def _high_precision_trace(host: Host) -> Trace:
+    return _play(host, plan_of(host))
 
 
 class Outcome(NamedTuple):
@@ -212,11 +69,14 @@ class Outcome(NamedTuple):
 
 def check_cells(cells: Iterable[Cell]) -> None:
     """Raise now what every cell would raise later: a capture that cannot be used, layers that it does not have, a
-    backend that this machine cannot run."""
+    backend that this machine cannot run. A cell that cannot host its defect is no mistake: its record says why."""
     for cell in cells:
         get_backend(cell.backend)
-        defect = None if cell.defect in CONTROLS else get_defect(cell.defect)
-        _workload_of(msgspec.structs.replace(_host(cell, defect), seeds=(cell.seed,)))
+        try:
+            host = host_of(cell, defect_of(cell))
+        except CaseError:
+            continue
+        workload_of(msgspec.structs.replace(host, seeds=(cell.seed,)))
 
 
 def run_cell(cell: Cell) -> CellRecord:
@@ -224,34 +84,31 @@ def run_cell(cell: Cell) -> CellRecord:
     try:
         return replay_cell(cell).record
     except CaseError as error:
+        if cell.schedule.text:  # nothing was asked of it but to run
+            raise StudyError(f"schedule.text: {error}") from error
         return CellRecord(status="not_applicable", note=str(error))
 
 
-def replay_cell(cell: Cell, *, fix: str = "") -> Outcome:
-    """Replay one cell, with a fix of FIXES on top of its defect if one is named.
+def replay_cell(cell: Cell, *, fix: str = "", guarded: bool = False) -> Outcome:
+    """Replay one cell, with a fix of FIXES on top of its defect if one is named. guarded: fail closed.
 
-    Raises CaseError where preset or recipe cannot host the defect.
+    Raises CaseError where preset or recipe cannot host the defect, ProtocolViolation where a guarded replay stops.
     """
-    defect = None if cell.defect in CONTROLS else get_defect(cell.defect)
-    host = _host(cell, defect)
-    plan = _plan_of(host, defect="" if defect is None else defect.id, fix=fix)
-    expected = PRESETS[host.preset].breaks if defect is None else defect.breaks
-    if fix and (defect is None or fix in defect.fixes):
-        expected = frozenset()
-    elif fix and defect is not None and fix in defect.wrong_fixes and plan.violations:
-        expected = broken(plan.violations)  # a wrong fix is known to leave something broken; what, it does not say
-    trace = _trace(host) if defect is None and not fix else _play(host, plan)
+    defect = defect_of(cell)
+    host = host_of(cell, defect)
+    plan = plan_of(host, defect="" if defect is None else defect.id, fix=fix)
+    trace = _trace(host) if defect is None and not fix and not guarded else _play(host, plan, guarded=guarded)
     correct = _trace(host.correct())
     severity = measure_severity(trace, correct, _high_precision_trace(host.high_precision()))
     record = _record(
         cell,
         severity,
         trace,
-        broken_ids=tuple(sorted(broken(plan.violations))),
-        expected=tuple(sorted(expected)),
+        broken_ids=plan.broken,
+        expected=tuple(sorted(plan.expected)),
         violations=len(plan.violations),
         commits_expected=sum(r.kind in ("commit", "store") for r in correct.records),
-        distinct_rows=_workload_of(host).distinct_rows,
+        distinct_rows=workload_of(host).distinct_rows,
     )
     return Outcome(record, plan.case, trace, plan.violations, severity)
 
@@ -288,7 +145,7 @@ def _record(
         rel_error_replica=tuple(_median(column) for column in error.T),
         reference_error_median=median("reference_error"),
         reference_error_correct=median("reference_error_correct"),
-        replay_mismatch=float(severity.replay_mismatch.mean()),
+        replay_mismatch=float(severity.replay_mismatch.mean()) if severity.replay_mismatch.size else 0.0,
         code_match=float(np.mean([c.code_match.mean() for c in casts])) if casts else 1.0,
         gain_median=median("gain_factor"),
         gain_max=severity.farthest_gain(skip_steps=skip),
@@ -300,10 +157,17 @@ def _record(
         nonfinite_outputs=int(bad.sum()),
         outputs=sum(g.elements for g in severity.gemms.values()) * cell.replicas,
         nonfinite_replicas=int((bad > 0).sum()),
-        k=_median(np.concatenate([c.k.ravel() for c in casts])) if casts else 0.0,
+        k=_median(k) if (k := _finite_k(casts)).size else 0.0,
         distinct_rows=distinct_rows,
         output_digest=_digest(trace),
     )
+
+
+def _finite_k(casts: Iterable[CastSeverity]) -> F64:
+    """k of every cast that has one: a tensor with an Inf in it has no mean."""
+    k = np.concatenate([np.empty(0), *(cast.k.ravel() for cast in casts)])
+    finite: F64 = k[np.isfinite(k)]
+    return finite
 
 
 def _median(values: F64 | I64) -> float:

@@ -1,4 +1,4 @@
-"""A study as typed values, and the cells of its grid. Knows no registry: known names are passed in.
+"""A study as typed values, and the cells of its grid. Known names are passed in; schedules are checked as built.
 
 The keys, their defaults and what is allowed are the fields below; config.py reads files and words errors.
 """
@@ -11,9 +11,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, StrictBool, model_validator
 
-from qsim.sweep.allowed import Name, Real, Whole, not_empty, refusal
+from qsim.sim.schedule import Feature, Order, ScheduleSpec, SpecError
+from qsim.sweep import byhand
+from qsim.sweep.allowed import Name, Real, Whole, distinct, not_empty, refusal
 from qsim.sweep.cell import Cell, ScheduleParams, WorkloadParams
 
 HIGH_PRECISION = "high_precision"  # a control that casts nothing: format, recipe and window mean nothing to it
@@ -24,6 +27,8 @@ _SCHEDULE = ScheduleParams()
 _WORKLOAD = WorkloadParams()
 _Small = Whole(1, 2**16 - 1)  # microbatch and worker share one 32-bit counter word
 _Step = Whole(0, 2**32 - 1)
+INTERLUDES = {Feature.EVALUATION, Feature.CALIBRATION, Feature.PADDING, Feature.GRAPH_CAPTURE}
+"""Features whose passes run on microbatches of their own, numbered after those of the step."""
 
 
 class Table(BaseModel):
@@ -57,6 +62,48 @@ class ScheduleTable(Table):
     layers: Annotated[int, Whole(1, 2**12)] = _SCHEDULE.layers
     workers: Annotated[int, _Small] = _SCHEDULE.workers
     order: Annotated[str, Name("orders")] = _SCHEDULE.order
+    stages: Annotated[int, Whole(1, 2**12)] = _SCHEDULE.stages
+    features: Annotated[tuple[Annotated[str, Name("features")], ...], AfterValidator(distinct)] = _SCHEDULE.features
+    text: str = _SCHEDULE.text
+
+    def params(self) -> ScheduleParams:
+        """What a cell holds: features in the order of their registry; of a text its own spelling and its sizes."""
+        if self.text:
+            return msgspec.structs.replace(_SCHEDULE, text=byhand.canonical(self.text), **byhand.sizes_of(self.text))
+        order = {feature.value: i for i, feature in enumerate(Feature)}
+        features = tuple(sorted(self.features, key=lambda name: order.get(name, len(order))))
+        return ScheduleParams(**self.model_dump() | {"features": features})
+
+    def refusals(self) -> Iterator[str]:
+        """Why sizes, order and features, or the text, do not fit: one line each, its place first."""
+        if self.text:
+            for name in ScheduleParams.__struct_fields__:
+                if name != "text" and getattr(self, name) != getattr(_SCHEDULE, name):
+                    yield f"schedule.{name}: means nothing beside schedule.text, which says it all; keep one of the two"
+            yield from (f"schedule.text {problem}" for problem in byhand.refusals(self.text))
+            return
+        known = {order.value for order in Order}
+        if self.order not in known:  # only where no registry was passed in
+            return
+        try:
+            spec = ScheduleSpec(
+                steps=self.steps,
+                microbatches=self.microbatches,
+                layers=self.layers,
+                workers=self.workers,
+                order=Order(self.order),
+                stages=self.stages,
+                features=frozenset(Feature(name) for name in self.features),
+            )
+        except SpecError as error:
+            for problem in error.problems:
+                place, rest = problem.split(" ", 1)
+                yield f"{place.rstrip(':')}: {rest}"
+            return
+        if not spec.order.pipelined and self.stages != _SCHEDULE.stages:
+            yield f"schedule.stages: {self.stages} means nothing to order {self.order}; take a pipelined one, like 1f1b"
+        if spec.features & INTERLUDES and self.microbatches + self.workers > 2**16 - 1:
+            yield f"schedule.microbatches: {self.microbatches} leaves no number for the microbatch of an interlude"
 
 
 class WorkloadTable(Table):
@@ -104,18 +151,15 @@ class SweepConfig(Table):
 
     @model_validator(mode="after")
     def _fits_together(self) -> SweepConfig:
-        wrong = []
-        if self.measure.skip_steps >= self.schedule.steps:
-            wrong.append(
-                f"measure.skip_steps: {self.measure.skip_steps} leaves none of the {self.schedule.steps} "
-                f"steps of schedule.steps to measure; give at most {self.schedule.steps - 1}"
-            )
-        for i, step in enumerate(self.workload.outlier_steps):
-            if step >= self.schedule.steps:
-                wrong.append(
-                    f"workload.outlier_steps[{i}]: {step} is never reached; "
-                    f"schedule.steps = {self.schedule.steps} runs steps 0 to {self.schedule.steps - 1}"
-                )
+        wrong = list(self.schedule.refusals())
+        wrong += [] if wrong and self.schedule.text else self._steps_apart()
+        if self.schedule.text:
+            for i, defect in enumerate(self.grid.defects):
+                if defect not in ("correct", HIGH_PRECISION):
+                    wrong.append(
+                        f"grid.defects[{i}]: {defect} rewrites what is built; a schedule.text is what it is: "
+                        'take "correct", and say in its first line what it breaks'
+                    )
         if self.replicas.seed + self.replicas.count > SEEDS:
             wrong.append(
                 f"replicas.seed: {self.replicas.seed} + replicas.count = {self.replicas.count} passes the "
@@ -129,6 +173,22 @@ class SweepConfig(Table):
         if wrong:
             raise refusal("\n".join(wrong))
         return self
+
+    def _steps_apart(self) -> list[str]:
+        steps, wrong = self.schedule.params().steps, []
+        whose = "the text" if self.schedule.text else "schedule.steps"
+        if self.measure.skip_steps >= steps:
+            wrong.append(
+                f"measure.skip_steps: {self.measure.skip_steps} leaves none of the {steps} "
+                f"steps of {whose} to measure; give at most {steps - 1}"
+            )
+        for i, step in enumerate(self.workload.outlier_steps):
+            if step >= steps:
+                wrong.append(
+                    f"workload.outlier_steps[{i}]: {step} is never reached; "
+                    f"{whose} = {steps} runs steps 0 to {steps - 1}"
+                )
+        return wrong
 
     @property
     def mean_shifts(self) -> tuple[float, ...]:
@@ -183,7 +243,7 @@ class SweepConfig(Table):
             skip_steps=self.measure.skip_steps,
             backend=self.run.backend,
             reproducible=self.run.reproducible,
-            schedule=ScheduleParams(**self.schedule.model_dump()),
+            schedule=self.schedule.params(),
             workload=WorkloadParams(**workload),
         )
 

@@ -1,8 +1,9 @@
 """The replay workload: real activations through the schedule, resampled per replica. Keeps no random state.
 
 A replica is a seed. It draws, as pure functions of that seed, the order of the capture's steps, the token rows
-of each microbatch (with replacement; the same rows in every layer and role, so a pass stays one pass), and the
-weights where the capture has none. Everything it reports is conditional on the capture.
+of each microbatch (with replacement; the same rows in every layer, role and rank, so a pass stays one pass; a second
+visit of a module sees the rows drawn after them), and the weights where the capture has none. Everything it reports
+is conditional on the capture.
 """
 
 from __future__ import annotations
@@ -71,10 +72,11 @@ class Replay:
         )
 
     def _rows(self, replica: int, op: OpId) -> I64:
+        tokens = self._shaping.tokens
         words = random_words(
             self._seeds[replica], Purpose.ROWS,
-            count=self._shaping.tokens, step=op.logical_step, microbatch=op.microbatch,
-        )  # fmt: skip
+            count=tokens * (op.visit + 1), step=op.logical_step, microbatch=op.microbatch,
+        )[tokens * op.visit :]  # fmt: skip
         return (words.astype(np.uint64) * np.uint64(self._capture.tokens) >> np.uint64(32)).astype(np.int64)
 
     def _step(self, replica: int, op: OpId) -> int:

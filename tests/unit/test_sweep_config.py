@@ -76,6 +76,7 @@ def test_cells_carry_everything_the_study_says(known: Known, tensors: Path) -> N
         "run.reproducible=false",
         "schedule.steps=9",
         "schedule.workers=2",
+        "schedule.microbatches=2",
         "workload.mean_shift=-0.5",
         "workload.outlier_steps=[3]",
         "workload.layer_spread=[0, -2]",
@@ -83,7 +84,7 @@ def test_cells_carry_everything_the_study_says(known: Known, tensors: Path) -> N
     cell = config.cells()[-1]
     assert (cell.defect, cell.seed, cell.replicas, cell.skip_steps) == ("D01", 7, 3, 2)
     assert (cell.preset, cell.backend, cell.reproducible) == ("te_fused", "oracle", False)
-    assert cell.schedule == ScheduleParams(steps=9, workers=2)
+    assert cell.schedule == ScheduleParams(steps=9, workers=2, microbatches=2)
     assert cell.workload == WorkloadParams(
         tensors=str(tensors),
         tensors_digest=hashlib.sha256(b"bytes").hexdigest(),

@@ -2,7 +2,7 @@
 
 from qsim.sim.schedule.build import CHECKPOINT, build_case, cell_of, ruled
 from qsim.sim.schedule.order import Kind, Pass, parts_of, passes_of
-from qsim.sim.schedule.spec import GROUPS, Body, Feature, Linear, Order, ScheduleSpec, Scores, features_of
+from qsim.sim.schedule.spec import GROUPS, Body, Feature, Linear, Order, ScheduleSpec, Scores, SpecError, features_of
 from qsim.sim.schedule.writer import OTHER_FORMAT, queue_of, slot
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Pass",
     "ScheduleSpec",
     "Scores",
+    "SpecError",
     "build_case",
     "cell_of",
     "features_of",

@@ -166,7 +166,7 @@ def build_schedule(writer: Writer) -> Schedule:
     steps = [_step(writer, step) for step in range(spec.steps)]
     cells = tuple(dict.fromkeys(cell_of(event) for step in steps for event in step if cell_of(event) is not None))
     events: list[Event] = []
-    if writer.has(Feature.GRAPH_CAPTURE) and writer.preset.reads is not Reads.RAW:
+    if writer.has(Feature.GRAPH_CAPTURE):
         events += _interlude(writer, 0, Phase.CAPTURE)
     for step, part in enumerate(steps):
         for feature, phase in _INTERLUDES.items():
@@ -223,6 +223,11 @@ def build_case(
     if preset.breaks and unit is not preset.cadence:
         raise CaseError(
             f'preset "{preset.name}" is defective by its {preset.cadence.value} commits; it has no other unit'
+        )
+    if preset.breaks and spec.ranks > 1:
+        raise CaseError(
+            f'preset "{preset.name}" commits inside its calls, where ranks cannot reduce; take a correct preset, or '
+            "no data_parallel and no tensor_parallel"
         )
     recipe = ruled(recipe, preset)
     writer = Writer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -84,12 +84,21 @@ class Scores(NamedTuple):
 Body = tuple[Linear | Scores, ...]
 
 
+class SpecError(UsageError):
+    """Sizes, order and features that do not fit. ``problems``: one line each, the key first."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        """All problems of one spec."""
+        super().__init__("\n  ".join(problems))
+        self.problems = tuple(problems)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
     """How much is replayed. Microbatch m runs on worker m % workers; workers proceed in step, layer by layer.
 
-    stages: of a pipelined order. features: what else happens. Raises UsageError where sizes, order and features
-    do not fit.
+    stages: of a pipelined order. features: what else happens. Raises SpecError, with everything that is wrong, where
+    sizes, order and features do not fit.
     """
 
     steps: int = 2
@@ -101,46 +110,50 @@ class ScheduleSpec:
     features: frozenset[Feature] = frozenset()
 
     def __post_init__(self) -> None:
-        for name in ("steps", "microbatches", "layers", "workers", "stages"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"schedule.{name} is {getattr(self, name)}; it must be at least 1")
+        sizes = ("steps", "microbatches", "layers", "workers", "stages")
+        wrong = [
+            f"schedule.{name} is {getattr(self, name)}; it must be at least 1"
+            for name in sizes
+            if getattr(self, name) < 1
+        ]
+        wrong = wrong or [*self._sizes_apart(), *self._features_apart(), *self._pipeline_apart()]
+        if wrong:
+            raise SpecError(wrong)
+
+    def _sizes_apart(self) -> Iterator[str]:
         visits = self.steps * self.microbatches * self.layers
         if visits > MAX_VISITS:
-            raise UsageError(
+            yield (
                 f"schedule: {self.steps} steps x {self.microbatches} microbatches x {self.layers} layers are {visits} "
                 f"layer visits; one replay takes at most {MAX_VISITS}"
             )
         if self.microbatches % self.workers and Feature.TENSOR_PARALLEL not in self.features:
-            raise UsageError(
+            yield (
                 f"schedule.microbatches {self.microbatches} is no multiple of schedule.workers {self.workers}; "
                 f"each worker runs whole microbatches"
             )
-        self._check_features()
-        self._check_pipeline()
 
-    def _check_features(self) -> None:
+    def _features_apart(self) -> Iterator[str]:
         for name, group in GROUPS:
             both = [feature for feature in group if feature in self.features]
             if len(both) > 1:
-                raise UsageError(
-                    f"schedule.features {both[0]} and {both[1]} are both of group {name}; keep one of them"
-                )
+                yield f"schedule.features {' and '.join(both)} are all of group {name}; keep one of them"
         for feature, steps in ((Feature.SAVE_RESTORE, 2), (Feature.IDLE_EXPERT, 2)):
             if feature in self.features and self.steps < steps:
-                raise UsageError(f"schedule.features {feature} needs schedule.steps >= {steps}; it is {self.steps}")
+                yield f"schedule.features {feature} needs schedule.steps >= {steps}; it is {self.steps}"
         if self.ranks == 1 and self.features & {Feature.DATA_PARALLEL, Feature.TENSOR_PARALLEL}:
-            raise UsageError("schedule.features of parallel ranks need schedule.workers >= 2; it is 1")
+            yield "schedule.features of parallel ranks need schedule.workers >= 2; it is 1"
 
-    def _check_pipeline(self) -> None:
+    def _pipeline_apart(self) -> Iterator[str]:
         if not self.order.pipelined:
             return
         if self.layers < self.chunks:
-            raise UsageError(
+            yield (
                 f"schedule.order {self.order.value} splits {self.layers} layer(s) over {self.chunks} parts "
                 f"(schedule.stages {self.stages}); take more layers or fewer stages"
             )
         if self.order is Order.INTERLEAVED and self.batches % self.stages:
-            raise UsageError(
+            yield (
                 f"schedule.order interleaved runs {self.batches} microbatches a worker in groups of "
                 f"schedule.stages {self.stages}; take a multiple of it"
             )

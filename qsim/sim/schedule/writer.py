@@ -149,8 +149,14 @@ class Writer:
                     yield from self._commit_in_call(op, phase)
 
     def _commit_in_call(self, op: OpId, phase: Phase) -> Iterator[Event]:
-        """The commit of a cast, where casts commit; a module that is entered again waits for its last visit."""
+        """The commit of a cast, where casts commit; a module that is entered again waits for its last visit.
+
+        A recompute that commits does so in every call: it visits in another order, and no unit is its own.
+        """
         if self.trigger is not Trigger.CAST:
+            return
+        if phase is Phase.RECOMPUTE:
+            yield Commit(phase, op, self.scope(op), (slot(f"obs.{phase.value}", op),), self.fold)
             return
         last = op.visit == self.spec.visits - 1 if phase is not Phase.BACKWARD else op.visit == 0
         if self.cached(op) or last:
