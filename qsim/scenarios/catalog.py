@@ -51,12 +51,12 @@ _ALL = (
     ),
     Scenario(
         name="te-1190", report="TransformerEngine 1190, 1254", defect="D22", variant="token_taken",
-        repair="commit_every_unit",
+        phases="b", repair="commit_every_unit",
         what="The scales of backward tensors were never updated: they kept their initial value for the whole run.",
     ),
     Scenario(
         name="te-2063", report="TransformerEngine 2063, 784", defect="D22", variant="token_taken",
-        repair="commit_every_unit", spec=_spec(**_ACCUMULATED),
+        phases="b", repair="commit_every_unit", spec=_spec(**_ACCUMULATED),
         what="The module that was to trigger the backward update had no backward pass, so the update never came.",
     ),
     Scenario(
@@ -66,7 +66,7 @@ _ALL = (
     ),
     Scenario(
         name="te-3284", report="TransformerEngine 3284", defect="D22", repair="commit_every_unit",
-        spec=_spec(layers=6), view=View.LAYER, shaping=Shaping(layer_spread=(0, -3, -6, -9, -12, -15)),
+        spec=_spec(layers=6), view=View.LAYER, window=16, shaping=Shaping(layer_spread=(0, -3, -6, -9, -12, -15)),
         what="Every scale stayed at 1.0, in training and in the tests that should have noticed. Layers are drawn ever "
         "smaller here: against high precision the error of scale 1 grows as sigma shrinks, with the right scale it "
         "does not.",
@@ -88,7 +88,7 @@ _ALL = (
     ),
     Scenario(
         name="thunder-1424", report="lightning-thunder 1424, 2027, 2344", defect="D02", repair="keyed_snapshot",
-        spec=_spec(steps=48, layers=1), window=16,
+        spec=_spec(steps=96, layers=1), window=16, seeds=16, view=View.LAYER,
         what="The state was updated by forward and by recompute, so a window of 16 holds 8 different steps: more "
         "amaxes pass the window's largest.",
     ),
@@ -120,7 +120,7 @@ _ALL = (
     ),
     Scenario(
         name="te-728", report="TransformerEngine 728, 118", defect="D11", repair="wait_before_commit",
-        spec=_spec(Feature.TENSOR_PARALLEL, **_RANKS), view=View.RANK,
+        spec=_spec(Feature.DATA_PARALLEL, **_RANKS), view=View.RANK,
         what="The reduction of amaxes was started, and the state committed before it had ended.",
     ),
     Scenario(
@@ -146,7 +146,7 @@ _ALL = (
     ),
     Scenario(
         name="megatron-442", report="Megatron-LM 442", defect="D30", repair="declared_group",
-        spec=_spec(Feature.TENSOR_PARALLEL, **_RANKS), view=View.RANK,
+        spec=_spec(Feature.DATA_PARALLEL, **_RANKS), view=View.RANK,
         what="Amaxes were reduced over the wrong group, the ranks' scales parted, and a 40B model diverged.",
     ),
     Scenario(

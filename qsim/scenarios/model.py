@@ -26,7 +26,8 @@ class Scenario:
 
     name: "te-1047"; report: where it was told, "TransformerEngine 1047". defect and variant: what is put into the
     schedule; repair: the fix of FIXES that mends it. what: two or three sentences: what was reported, and what stands
-    for it here. view: the axis of the figures. window, fmt, recipe, preset, shaping: as in a study; tensors are seeded.
+    for it here. view: the axis of the figures; phases: those whose GEMMs are compared. window, fmt, recipe, preset,
+    shaping: as in a study; tensors are seeded.
     """
 
     name: str
@@ -44,4 +45,5 @@ class Scenario:
     body: Body = BODY
     shaping: Shaping = field(default_factory=Shaping)
     view: View = View.STEP
+    phases: str = "frb"
     seeds: int = 8

@@ -11,7 +11,7 @@ import numpy as np
 from qsim.arrays import F64
 from qsim.backends import get_backend
 from qsim.formats import POLICIES, get_format
-from qsim.quant import OpId, make_recipe
+from qsim.quant import OpId, TensorRole, make_recipe
 from qsim.scenarios.model import Scenario, View
 from qsim.severity import Severity, measure_severity
 from qsim.sim import (
@@ -29,9 +29,6 @@ from qsim.sim import (
     replay,
 )
 from qsim.workloads import open_seeded
-
-SCORED = "frb"
-"""Phases whose GEMMs are compared: forward, recompute, backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,8 @@ class Line:
 class Outcome:
     """What came out: verdicts before and after the repair, figures by line. expected: what the catalogue names.
 
-    over_window: share of forward casts whose amax passes what their scale was made for, broken and correct.
+    over_window: share of forward's activation casts after the first window whose amax passes what their scale was made
+    for, broken and correct.
     mended_error: the largest error against the correct twin after the repair.
     """
 
@@ -107,9 +105,9 @@ def play_scenario(scenario: Scenario) -> Outcome:
         violations=judge(bad, wrong.records),
         expected=due | PRESETS[scenario.preset].breaks_on(host.context.traits),
         after_repair=broken(judge(mended, repaired.records)),
-        lines=_lines(severity, _drift(wrong, correct, scenario.view), scenario.view),
+        lines=_lines(severity, _drift(wrong, correct, scenario.view), scenario),
         replay=float(severity.replay_mismatch.mean()) if severity.replay_mismatch.size else 0.0,
-        over_window=(_over(wrong), _over(correct)),
+        over_window=(_over(wrong, scenario.window), _over(correct, scenario.window)),
         mended_error=float(measure_severity(repaired, correct).worst("rel_error").max()),
     )
 
@@ -139,13 +137,13 @@ def _place(op: OpId, view: View) -> int:
             return op.worker_id
 
 
-def _lines(severity: Severity, drift: dict[int, list[F64]], view: View) -> tuple[Line, ...]:
+def _lines(severity: Severity, drift: dict[int, list[F64]], scenario: Scenario) -> tuple[Line, ...]:
     rows: dict[int, dict[str, list[F64]]] = {}
     for phase, part in severity.gemms.items():
-        if phase not in SCORED:
+        if phase not in scenario.phases:
             continue
         for i, key in enumerate(part.keys):
-            at = rows.setdefault(_place(key.op, view), {"e": [], "t": [], "c": []})
+            at = rows.setdefault(_place(key.op, scenario.view), {"e": [], "t": [], "c": []})
             at["e"].append(part.rel_error[i])
             at["t"].append(part.reference_error[i])
             at["c"].append(part.reference_error_correct[i])
@@ -186,11 +184,15 @@ def _drift(wrong: Trace, correct: Trace, view: View) -> dict[int, list[F64]]:
     return found
 
 
-def _over(trace: Trace) -> float:
-    """Share of forward casts whose amax times their scale passes the format's largest number."""
+def _over(trace: Trace, window: int) -> float:
+    """Share of forward's casts, weights and the first ``window`` steps left out, whose amax passes what their scale was
+    made for: amax times scale is above the format's largest number.
+    """
     over = []
     for record in trace.records:
-        if record.kind == "quantize" and record.phase == "f" and record.seq in trace.casts:
+        if record.kind != "quantize" or record.phase != "f" or record.op is None or record.seq not in trace.casts:
+            continue
+        if record.op[4] != TensorRole.WEIGHT and record.op[0] >= window:
             cast = trace.casts[record.seq]
             assert cast.snapshot is not None, "the simulator casts through snapshots only"
             over.append(cast.amax.astype(np.float64) * cast.snapshot.scale > cast.snapshot.fmt.max)

@@ -309,6 +309,7 @@ def _casts(defective: Trace, correct: Trace, phase: str) -> CastSeverity:
             OpId(*r.op): r.seq
             for r in trace.records
             if r.kind == "quantize" and r.phase == phase and r.op is not None and r.op[4] != TensorRole.WEIGHT
+            if r.seq in trace.casts  # none is there where low precision was off
         }
 
     mine, twin = quantizes(defective), quantizes(correct)
