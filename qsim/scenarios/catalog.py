@@ -12,7 +12,7 @@ from qsim.workloads import Shaping
 
 
 def _spec(*features: Feature, **sizes: object) -> ScheduleSpec:
-    return ScheduleSpec(**{"steps": 6, "layers": 3, "features": frozenset(features), **sizes})  # type: ignore[arg-type]
+    return ScheduleSpec(**{"steps": 4, "layers": 2, "features": frozenset(features), **sizes})  # type: ignore[arg-type]
 
 
 _ACCUMULATED = {"microbatches": 4, "order": Order.ALTERNATE}

@@ -36,7 +36,7 @@ class Scenario:
     repair: str
     what: str
     variant: str = ""
-    spec: ScheduleSpec = field(default_factory=lambda: ScheduleSpec(steps=6, layers=3))
+    spec: ScheduleSpec = field(default_factory=lambda: ScheduleSpec(steps=4, layers=2))
     cadence: Cadence | None = None
     preset: str = "seed_correct"
     recipe: str = "delayed"
