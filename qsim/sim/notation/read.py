@@ -128,6 +128,8 @@ def _first(head: str, column: int, declared: Declared) -> Here:
 
 
 def _next(head: str, column: int, first: Here) -> Here:
+    if not head.strip():
+        raise _Fault(column, 'found no operation before ":"; write what differs from the first, like weight or m1')
     words = [Piece(part, column) for part in head.strip().split("/")]
     return first._replace(op=_op(words, first.op, column))
 
