@@ -54,9 +54,8 @@ def test_the_text_that_is_printed_is_a_schedule_that_a_study_can_hold(tmp_path: 
 
 def test_the_table_of_the_page_on_schedules_is_the_real_one() -> None:
     page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(
-        r"^\$ python -m qsim schedule studies/byhand.toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
-    )
+    block = r"^```console\n\$ python -m qsim schedule studies/byhand.toml\n(.*?)^```$"
+    (shown,) = re.findall(block, page, re.DOTALL | re.MULTILINE)
     assert shown.split() == qsim("schedule", BYHAND).stdout.split()
     (text,) = re.findall(r"^text = \"\"\"\n(.*?)^\"\"\"$", page, re.DOTALL | re.MULTILINE)
     study = tomllib.loads(Path(BYHAND).read_text(encoding="utf-8"))

@@ -145,7 +145,7 @@ DECLARED = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(EVENTS, min_size=1, max_size=6).map(tuple), DECLARED)
 def test_any_events_whatever_their_names_are_read_back(schedule, declared) -> None:
     assert (schedule, declared) == read_schedule(write_schedule(schedule, declared))
@@ -301,3 +301,8 @@ def test_the_twin_of_any_built_schedule_is_correct(preset: str, features: tuple[
         recipe_of("delayed"), spec=spec_with(Order.FORWARD_FIRST, *features), preset=preset, body=WITH_GRADIENTS
     )
     assert () == judge(correct_twin(case))
+
+
+def test_an_equals_sign_within_quotes_is_no_key() -> None:
+    (load,) = read_schedule('u: LD("a=b", parts=state)').schedule
+    assert LoadState(Phase.UPDATE, "a=b", ("state",)) == load

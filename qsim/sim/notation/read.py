@@ -163,7 +163,7 @@ def _arguments(sign: Sign, given: list[Piece], here: Here, column: int) -> dict[
         if equals and key.strip() in keyed:
             name = keyed[key.strip()].name
             text = Piece(value.strip(), piece.column)
-        elif not equals or "[" in key:
+        elif not equals or not re.fullmatch(r"\w+ *", key):  # an equals sign within quotes or an operand
             following = [argument for argument in placed if argument.name not in texts]
             if not following:
                 raise _Fault(piece.column, _surplus(sign, piece.text))
