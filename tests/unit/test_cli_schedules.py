@@ -57,7 +57,7 @@ def test_the_table_of_the_page_on_schedules_is_the_real_one() -> None:
     block = r"^```console\n\$ python -m qsim schedule studies/byhand.toml\n(.*?)^```$"
     (shown,) = re.findall(block, page, re.DOTALL | re.MULTILINE)
     assert shown.split() == qsim("schedule", BYHAND).stdout.split()
-    (text,) = re.findall(r"^text = \"\"\"\n(.*?)^\"\"\"$", page, re.DOTALL | re.MULTILINE)
+    (text,) = re.findall(r"^\[schedule\]\ntext = \"\"\"\n(.*?)^\"\"\"$", page, re.DOTALL | re.MULTILINE)
     study = tomllib.loads(Path(BYHAND).read_text(encoding="utf-8"))
     assert read_schedule(study["schedule"]["text"]) == read_schedule(text)
 
