@@ -84,14 +84,15 @@ def _cell_of_words(defect: str, sets: list[str]) -> Cell:
 
 
 def _cell_of_study(study: Path, defect: str, sets: list[str]) -> Cell:
-    """The first cell of a study, or its first with this defect."""
+    """The first cell of a study with this defect; without one, the first of its text or of its first defect."""
     from qsim.cli.options import defect_id
     from qsim.errors import UsageError
     from qsim.sweep.config import load_study
     from qsim.sweep.known import registries
 
     cells = load_study(study, registries(), sets).cells()
-    wanted = defect_id(defect) or cells[0].defect
+    own = [cell.defect for cell in cells if cell.defect not in ("high_precision",)]
+    wanted = defect_id(defect) or ("written" if "written" in own else (own or ["high_precision"])[0])
     for cell in cells:
         if cell.defect == wanted:
             return cell

@@ -19,7 +19,7 @@ Row = tuple[Cell, CellRecord]
 Setting = tuple[float, str, int]
 """mean_shift, recipe, window: what one block of the table has in common."""
 
-NAMES = {"correct": "correct protocol", "high_precision": "high precision"}
+NAMES = {"correct": "correct protocol", "high_precision": "high precision", "written": "written by hand"}
 _FIXED, _PER_FORMAT = 53, 24
 """Columns of text that a table needs beside its formats, and for each format."""
 

@@ -5,7 +5,7 @@ from qsim.sim.data import Env
 from qsim.sim.defects import CONTRASTS, DEFECTS, FIXES, Defect, Fix, Variant, get_defect
 from qsim.sim.guard import replay_guarded, run_guarded
 from qsim.sim.invariants import RULES, Violation, broken, check
-from qsim.sim.judge import judge
+from qsim.sim.judge import Lint, judge, lint
 from qsim.sim.presets import PRESETS, Cadence, Preset, Reads
 from qsim.sim.schedule import Body, Feature, Linear, Order, ScheduleSpec, Scores, build_case, ruled
 from qsim.sim.scopes import SCOPES, Scope
@@ -28,6 +28,7 @@ __all__ = [
     "Feature",
     "Fix",
     "Linear",
+    "Lint",
     "Order",
     "Preset",
     "Reads",
@@ -45,6 +46,7 @@ __all__ = [
     "get_defect",
     "high_precision_twin",
     "judge",
+    "lint",
     "records_of",
     "replay",
     "replay_guarded",

@@ -34,16 +34,16 @@ from qsim.sim import (
     correct_twin,
     get_defect,
     high_precision_twin,
-    judge,
-    records_of,
+    lint,
     ruled,
 )
-from qsim.sweep import byhand
+from qsim.sim.notation import byhand
 from qsim.sweep.cell import Cell, ScheduleParams, WorkloadParams
 from qsim.workloads import WORKLOADS, Shaping, Workload
 
-CORRECT, HIGH_PRECISION = "correct", "high_precision"
-CONTROLS = (CORRECT, HIGH_PRECISION)
+CORRECT, HIGH_PRECISION, WRITTEN = "correct", "high_precision", "written"
+CONTROLS = (CORRECT, HIGH_PRECISION, WRITTEN)
+"""What a cell can be beside a defect. Of a schedule.text, "written" is the text itself, the others are its twins."""
 POLICY = POLICIES["ocp"]
 
 
@@ -136,7 +136,9 @@ def host_of(cell: Cell, defect: Defect | None) -> Host:
         backend=cell.backend,
         reproducible=cell.reproducible,
     )
-    return host.high_precision() if cell.defect == HIGH_PRECISION else host
+    if cell.defect == HIGH_PRECISION:
+        return host.high_precision()
+    return host.correct() if schedule.text and cell.defect == CORRECT else host
 
 
 def defect_of(cell: Cell) -> Defect | None:
@@ -233,8 +235,7 @@ def _plan(
         case = found.apply(case)
     if fix:
         case = FIXES[fix].rewrite(case)
-    records = records_of(case)
-    violations = judge(case, records)
+    records, violations = lint(case)
     if fix:
         return Plan(case, records, violations, _after(own, violations, defect, fix))
     return Plan(case, records, violations, own | (get_defect(defect).breaks if defect else frozenset()))
@@ -269,7 +270,7 @@ def plan_of_cell(cell: Cell, *, fix: str = "") -> Plan:
     return plan_of(host_of(cell, defect), defect="" if defect is None else defect.id, fix=fix)
 
 
-class Lint(NamedTuple):
+class Linted(NamedTuple):
     """One distinct schedule of a study: the first of its cells, its plan, or why there is none."""
 
     cell: Cell
@@ -277,7 +278,7 @@ class Lint(NamedTuple):
     why: str
 
 
-def lint_cells(cells: Iterable[Cell]) -> Iterator[Lint]:
+def lint_cells(cells: Iterable[Cell]) -> Iterator[Linted]:
     """Every distinct schedule of the cells, judged without replaying a tensor."""
     done: set[tuple[str, str, str, ScheduleParams]] = set()
     for cell in cells:
@@ -286,6 +287,6 @@ def lint_cells(cells: Iterable[Cell]) -> Iterator[Lint]:
             continue
         done.add(key)
         try:
-            yield Lint(cell, plan_of_cell(cell), "")
+            yield Linted(cell, plan_of_cell(cell), "")
         except CaseError as error:
-            yield Lint(cell, None, str(error))
+            yield Linted(cell, None, str(error))

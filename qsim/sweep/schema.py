@@ -14,12 +14,13 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, StrictBool, model_validator
 
+from qsim.sim.notation import byhand
 from qsim.sim.schedule import Feature, Order, ScheduleSpec, SpecError
-from qsim.sweep import byhand
 from qsim.sweep.allowed import Name, Real, Whole, distinct, not_empty, refusal
 from qsim.sweep.cell import Cell, ScheduleParams, WorkloadParams
 
 HIGH_PRECISION = "high_precision"  # a control that casts nothing: format, recipe and window mean nothing to it
+WRITTEN = "written"  # the schedule that stands in the study as text
 CURRENT = "current"  # a recipe without memory: no window
 SEEDS = 2**64  # the key of the random streams has two 32-bit words
 
@@ -153,13 +154,14 @@ class SweepConfig(Table):
     def _fits_together(self) -> SweepConfig:
         wrong = list(self.schedule.refusals())
         wrong += [] if wrong and self.schedule.text else self._steps_apart()
-        if self.schedule.text:
-            for i, defect in enumerate(self.grid.defects):
-                if defect not in ("correct", HIGH_PRECISION):
-                    wrong.append(
-                        f"grid.defects[{i}]: {defect} rewrites what is built; a schedule.text is what it is: "
-                        'take "correct", and say in its first line what it breaks'
-                    )
+        for i, defect in enumerate(self.grid.defects):
+            if self.schedule.text and defect not in ("correct", HIGH_PRECISION, WRITTEN):
+                wrong.append(
+                    f"grid.defects[{i}]: {defect} rewrites what is built; a schedule.text is what it is: "
+                    f'take "{WRITTEN}", and say in its first line what it breaks'
+                )
+            elif defect == WRITTEN and not self.schedule.text:
+                wrong.append(f"grid.defects[{i}]: {WRITTEN} is a schedule.text, and there is none; write one")
         if self.replicas.seed + self.replicas.count > SEEDS:
             wrong.append(
                 f"replicas.seed: {self.replicas.seed} + replicas.count = {self.replicas.count} passes the "

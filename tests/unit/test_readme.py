@@ -50,7 +50,7 @@ def test_the_demo_output_in_the_readme_is_the_real_one():
 
 
 def test_the_readme_names_commands():
-    commands = {"demo", "formats", "bench", "defects", "run", "sweep", "status", "doctor"}
+    commands = {"demo", "formats", "bench", "defects", "run", "schedule", "lint", "sweep", "status", "doctor"}
     assert commands == {line.split()[0] for line in COMMANDS}
 
 

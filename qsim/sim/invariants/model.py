@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import NamedTuple
 
 from qsim.quant import OpId
@@ -15,6 +16,7 @@ TRAINING = ("f", "b")
 """Phases whose observations a commit may fold in: the forward, and a gradient's only cast."""
 
 Unit = tuple[int, ...]
+_SEQ = itemgetter(0)
 
 
 class Violation(NamedTuple):
@@ -51,6 +53,9 @@ class Judged:
 
     def __init__(self, records: Sequence[Record], *, scope: Scope, unit: Cadence, ranks: int) -> None:
         self.records, self.scope, self.unit, self.ranks = records, scope, unit, ranks
+        self._fields = 1 if unit is Cadence.STEP else 2
+        self._owners: dict[tuple[int, ...], str] = {}
+        self._operands: list[tuple[Record, OperandRecord]] | None = None
         self._kinds: dict[str, list[Record]] = {}
         for record in records:
             self._kinds.setdefault(record.kind, []).append(record)
@@ -62,13 +67,17 @@ class Judged:
             return self._kinds.get(kinds[0], [])
         if kinds not in self._merged:
             found = [record for kind in kinds for record in self._kinds.get(kind, ())]
-            self._merged[kinds] = sorted(found, key=lambda record: record.seq)
+            self._merged[kinds] = sorted(found, key=_SEQ)
         return self._merged[kinds]
 
     def owner(self, op: Op | None) -> str:
         """The declared owner of an op: it depends on layer, site, role and worker alone."""
         assert op is not None, "the caller looks at records with an op"
-        return _owner_of(self.scope, op[2:6])
+        owned = op[2:6]
+        found = self._owners.get(owned)
+        if found is None:
+            found = self._owners[owned] = _owner_of(self.scope, owned)
+        return found
 
     def replica(self, op: Op | None) -> str:
         """The owner without its rank: what the replicas of one state have in common."""
@@ -76,15 +85,20 @@ class Judged:
         return _owner_of(self.scope, (*op[2:5], 0))
 
     def unit_of(self, op: Op | None) -> Unit:
-        """The declared unit of an op."""
-        return unit_of(op, self.unit)
+        """The declared unit of an op, as ``unit_of`` says: a step has one field, a microbatch two."""
+        assert op is not None, "the caller looks at records with an op"
+        return op[: self._fields]
 
-    def operands(self) -> Iterator[tuple[Record, OperandRecord]]:
+    def operands(self) -> list[tuple[Record, OperandRecord]]:
         """Every operand that was cast, with its consumer."""
-        for record in self.of("consume"):
-            for operand in record.operands:
-                if operand.codes is not None:
-                    yield record, operand
+        if self._operands is None:
+            self._operands = [
+                (record, operand)
+                for record in self.of("consume")
+                for operand in record.operands
+                if operand.codes is not None
+            ]
+        return self._operands
 
 
 Judge = Callable[[Judged], Iterable[Violation]]

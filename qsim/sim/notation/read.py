@@ -128,6 +128,8 @@ def _first(head: str, column: int, declared: Declared) -> Here:
 
 
 def _next(head: str, column: int, first: Here) -> Here:
+    if not head.strip():
+        raise _Fault(column, 'found no operation before ":"; write what differs from the first, like weight or m1')
     words = [Piece(part, column) for part in head.strip().split("/")]
     return first._replace(op=_op(words, first.op, column))
 
@@ -161,7 +163,7 @@ def _arguments(sign: Sign, given: list[Piece], here: Here, column: int) -> dict[
         if equals and key.strip() in keyed:
             name = keyed[key.strip()].name
             text = Piece(value.strip(), piece.column)
-        elif not equals or "[" in key:
+        elif not equals or not re.fullmatch(r"\w+ *", key):  # an equals sign within quotes or an operand
             following = [argument for argument in placed if argument.name not in texts]
             if not following:
                 raise _Fault(piece.column, _surplus(sign, piece.text))

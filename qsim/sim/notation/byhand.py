@@ -1,4 +1,4 @@
-"""A schedule that stands in a study as text: its sizes, and why it cannot be run. Knows no other key of a study."""
+"""A text as a user's input: its sizes, its own spelling, and why it cannot be run. Knows no study and no tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from functools import lru_cache
 from qsim.errors import CaseError
 from qsim.sim.control import Control, apply
 from qsim.sim.events import Consume, Event, Load, Phase, Store
-from qsim.sim.notation import NotationError, Written, op_of, read_schedule, write_schedule
+from qsim.sim.notation.model import NotationError, Written
+from qsim.sim.notation.read import read_schedule
+from qsim.sim.notation.write import op_of, write_schedule
 
 LIMITS = {"logical_step": 2**32, "microbatch": 2**16, "worker_id": 2**16, "layer_id": 2**12, "visit": 2**8}
 """Least numbers that are too large: the fields of the random streams, and of a study's sizes."""
@@ -42,22 +44,22 @@ def refusals(text: str) -> Iterator[str]:
         return
     control = Control()
     for seq, event in enumerate(schedule):
-        wrong = next(_out_of_range(event), "")
         try:
-            if isinstance(event, Store) and control.held(event.base).version is None:
-                wrong = wrong or f"reads slot {event.base} as a state, which holds none; fetch it with F"
-            apply(control, event)
+            wrong = next(_mistakes(event, control), "")
+            if not wrong:
+                apply(control, event)
         except CaseError as error:
-            yield f"event {seq}: {error}"  # what follows would read what this one never wrote
-            return
+            wrong = str(error).removeprefix(f"event {seq} ")
         if wrong:
-            yield f"event {seq}: {wrong}"
+            yield f"event {seq}: {wrong}"  # what follows would read what this one never wrote
             return
     if not any(isinstance(event, Consume) and event.phase is Phase.FORWARD for event in schedule):
         yield "event 0: the schedule has no GEMM in phase f; write at least one U"
 
 
-def _out_of_range(event: Event) -> Iterator[str]:
+def _mistakes(event: Event, control: Control) -> Iterator[str]:
+    if isinstance(event, Store) and control.held(event.base).version is None:
+        yield f"reads slot {event.base} as a state, which holds none; fetch it with F"
     op = op_of(event)
     if op is None:
         return
