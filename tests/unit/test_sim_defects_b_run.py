@@ -22,7 +22,7 @@ CHANGED = {  # at window 1, three steps: the phases in which any output differs 
     "D06": "bfr",
     "D08": "bfr",
     "D09": "bfr",
-    "D10": "",  # the merged value is the last one's; with one commit lost the window of 1 is the same
+    "D10": "bfr",  # nobody writes before all have read, so the second worker begins on the old state
     "D11": "bfr",
     "D12": "f",  # the codes of forward alone lie in the scratch buffer
     "D22": "bfr",
@@ -32,9 +32,9 @@ CHANGED = {  # at window 1, three steps: the phases in which any output differs 
     "D26": "bfr",
     "D27": "bfr",
     "D28": "",  # a window of 1 that holds a 0 keeps its scale, as one that skipped it does
-    "D29": "fr",
+    "D29": "bfr",  # the activation is an operand of the gradient of its weight
     "D30": "bfr",
-    "D31": "fr",
+    "D31": "bfr",
     "D32": "bfr",
     "D33": "bfr",
     "D34": "bfr",
