@@ -42,8 +42,8 @@ FIXED_BY = {
     "D04": {"per_owner_state"},
     "D05": {"per_owner_state"},
     "D07": {"descale_in_the_data", "keyed_snapshot", "functional_state"},
-    "D09": {"merged_commit", "per_worker_state"},
-    "D10": {"compare_and_set", "per_worker_state"},
+    "D09": {"merged_commit", "commit_of_own_unit", "per_worker_state"},
+    "D10": {"compare_and_set", "atomic_commit", "fail_closed_to_one_worker", "per_worker_state"},
     "stale_scale": {"descale_in_the_data", "keyed_snapshot", "functional_state"},
 }
 RECIPES = ("delayed", "centred", "current")
@@ -64,8 +64,8 @@ def hosts(defect_id: str, recipe: str) -> bool:
     return recipe == "centred" or not ALL[defect_id].centred
 
 
-def test_the_catalogue_holds_the_defects_that_are_built_and_nothing_else() -> None:
-    assert CATALOGUE.keys() <= ALL.keys()
+def test_the_catalogue_holds_the_defects_that_are_built() -> None:
+    assert CATALOGUE.keys() <= ALL.keys()  # the others have literals of their own: test_sim_defects_a.py and _b.py
     names = [d.name for d in ALL.values()]
     assert len(set(names)) == len(names)
     assert all(defect_id == d.id for defect_id, d in ALL.items())
@@ -178,7 +178,7 @@ def test_a_defect_is_found_by_id_and_by_name() -> None:
 
 
 def test_a_rewrite_changes_nothing_in_the_case_it_is_given() -> None:
-    for defect in ALL.values():
+    for defect in (ALL[name] for name in CATALOGUE):
         case = case_of(recipe_of("centred"), defect=defect)
         before = hash(case.schedule)
         defect.rewrite(case)

@@ -21,6 +21,13 @@ from tests.unit.sim_cases import WITH_GRADIENTS, case_of, env_of, recipe_of, ten
 
 FORMATS = ("e4m3", "e5m2", "e2m1")
 RECIPES = ("delayed", "centred", "current")
+BUILT = ("D01", "D02", "D03", "D04", "D05", "D07", "D09", "D10", *CONTRASTS)  # the others: test_sim_defects_b_run.py
+OTHER_PROTOCOLS = (
+    "per_worker_state",
+    "compare_and_set",
+    "atomic_commit",
+    "fail_closed_to_one_worker",
+)  # correct too, but not the twin's: a scope of their own; workers that begin together
 
 
 def assert_same_trace(expected: Trace, actual: Trace) -> None:
@@ -68,7 +75,7 @@ def test_recompute_advances_changes_the_recomputed_tensor_and_leaves_forward_of_
     assert not any(same_bits(a, b) for a, b in zip(outputs(correct, "r", 0), outputs(bad, "r", 0), strict=True))
 
 
-@pytest.mark.parametrize("name", [*DEFECTS, *CONTRASTS])
+@pytest.mark.parametrize("name", BUILT)
 def test_a_fix_gives_back_the_numbers_of_the_correct_twin(name: str) -> None:
     defect = {**DEFECTS, **CONTRASTS}[name]
     host = case_of(recipe_of("centred", "e2m1"), defect=defect, spec=ScheduleSpec(steps=3, layers=2))
@@ -76,15 +83,15 @@ def test_a_fix_gives_back_the_numbers_of_the_correct_twin(name: str) -> None:
     correct = run(host, env)
     wanted = {(r.phase, r.op, r.gemm): correct.outputs[r.seq] for r in correct.records if r.kind == "consume"}
     for fix in defect.fixes:
-        if fix in ("per_worker_state", "compare_and_set"):
-            continue  # other correct protocols than the twin's: a scope of their own; workers that begin together
+        if fix in OTHER_PROTOCOLS:
+            continue
         mended = run(FIXES[fix].rewrite(defect.rewrite(host)), env)
         got = {(r.phase, r.op, r.gemm): mended.outputs[r.seq] for r in mended.records if r.kind == "consume"}
         assert wanted.keys() == got.keys()
         assert all(same_bits(wanted[key], got[key]) for key in wanted), fix
 
 
-@pytest.mark.parametrize("name", [None, *DEFECTS, *CONTRASTS])
+@pytest.mark.parametrize("name", [None, *BUILT])
 @pytest.mark.parametrize("fmt", ["e4m3", "e2m1"])
 def test_the_bits_of_a_replica_do_not_depend_on_the_others(name: str | None, fmt: str) -> None:
     defect = None if name is None else {**DEFECTS, **CONTRASTS}[name]

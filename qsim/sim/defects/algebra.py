@@ -114,7 +114,6 @@ COMMIT_CADENCE = Defect(
     wrong_fixes=("commit_every_unit", "keyed_snapshot"),
     story="One commit a step is declared, and every microbatch commits. "
     "With n microbatches a window of H entries looks back on H/n steps.",
-    anchors=("TransformerEngine's commit at the exit of every microbatch, under a declared unit of one step",),
 )
 ZERO_ROLL = Defect(
     id="D28",
@@ -151,5 +150,4 @@ NONFINITE_LATCH = Defect(
     ),
     story="One Inf enters the window and speaks for it until it leaves: H commits in which no tensor moves the scale. "
     "Where the rule computes with it instead, the scale becomes 0, NaN or its own reciprocal.",
-    anchors=("MS-AMP's scaling factor", "Transformer Engine's update rule"),
 )

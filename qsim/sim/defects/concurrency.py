@@ -228,7 +228,6 @@ TORN_READ = Defect(
     wrong_fixes=("compare_and_set", "keyed_snapshot"),
     story="A commit writes the scale and then the descale, and another worker reads the pair between the two. "
     "It encodes with the new scale and decodes with the old descale: every value is off by the ratio of the two.",
-    anchors=("the article, the third failure mode",),
 )
 LATE_ASYNC_REDUCTION = Defect(
     id="D11",

@@ -154,9 +154,9 @@ UPDATE_IN_WRONG_PLACE = Defect(
     cadence=Cadence.MICROBATCH,
     fixes=("commit_of_own_unit",),
     wrong_fixes=("ignore_foreign", "merged_commit"),
-    story="The states of all gradients are committed when the first module of backward is done, and that is the last "
-    "layer. What the lower layers observe after it is folded in one unit later, and the first unit folds in a 0.",
-    anchors=("TransformerEngine 1190",),
+    story="The states of all gradients are committed when the last layer, the first in backward, is done: what lower "
+    "layers observe after it is folded in one unit later, and the first unit folds in a 0. The next cast still finds "
+    "the scale that is due; a unit is lost at a checkpoint, and where the rule lets the 0 into the window.",
 )
 REDUCTION_MEMBERSHIP = Defect(
     id="D31",

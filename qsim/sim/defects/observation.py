@@ -111,7 +111,7 @@ FOREIGN_OBSERVATION = Defect(
     ),
     story="A pass that trains nothing is observed like training, and the next commit folds its amax in. "
     "One large evaluation batch lowers the scale for as many commits as the window is long.",
-    anchors=("torchtitan 4148", "TransformerEngine 3394"),
+    anchors=("torchtitan 4148",),
 )
 DUAL_LAYOUT_DOUBLE_OBSERVE = Defect(
     id="D37",
@@ -124,5 +124,4 @@ DUAL_LAYOUT_DOUBLE_OBSERVE = Defect(
     wrong_fixes=("merged_commit", "keyed_snapshot"),
     story="A tensor is cast by rows for one GEMM and by columns for another, and each cast observes and commits. "
     "The amax is the same, so the numbers stay right until the window, half as long, forgets a maximum too early.",
-    anchors=("the catalogue; no public report",),
 )

@@ -153,5 +153,4 @@ RERUN_WITHOUT_ROLLBACK = Defect(
     wrong_fixes=("save_everything", "keyed_snapshot"),
     story="A step is thrown away and run again, and the state keeps what the first run has committed. "
     "The rerun encodes with other scales than the run it repeats, and every amax enters twice.",
-    anchors=("the catalogue; no public report",),
 )

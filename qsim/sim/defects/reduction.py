@@ -73,5 +73,4 @@ REPLICA_DRIFT = Defect(
     wrong_fixes=("declared_group", "keyed_snapshot"),
     story="The rank that owns a weight multiplies with the weight itself, the others with what they decode. "
     "Scales agree to the bit, the values do not: the replicas drift apart by the rounding of the weights.",
-    anchors=("the catalogue; no public report",),
 )

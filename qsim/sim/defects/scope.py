@@ -131,5 +131,4 @@ SHARED_ROLES = Defect(
     wrong_fixes=("keyed_snapshot", "merged_commit"),
     story="Activations, weights and gradients of a GEMM share one state, whose amax is whichever came last. "
     "With two formats the range differs too: 448 against 57344, so a gradient's scale overflows an activation.",
-    anchors=("the catalogue; no public report",),
 )
