@@ -47,7 +47,7 @@ FIXED_BY = {
     ("D18", ""): {"paired_stash", *KEPT_SLOT},
     ("D18", "after_commit"): {"paired_stash", *KEPT_SLOT},
     ("D19", ""): {"paired_stash", *KEPT_SLOT},
-    ("D20", ""): {"functional_state", "merged_commit"},
+    ("D20", ""): {"functional_state", "merged_commit", "commit_of_own_unit", "observe_once"},
     ("D21", ""): {"same_context"},
     ("D21", "precision"): {"same_context"},
     ("D39", ""): KEPT_SLOT,

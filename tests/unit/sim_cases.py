@@ -15,6 +15,7 @@ from qsim.sim.schedule import Body
 
 BODY: Body = (Linear(0), Scores(1))
 WITH_GRADIENTS: Body = (Linear(0, True), Scores(1))
+THREE: Body = (Linear(0, True), Scores(1), Linear(2, True))
 POLICY = POLICIES["ocp"]
 
 

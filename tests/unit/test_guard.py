@@ -13,7 +13,7 @@ from qsim.sim import CONTRASTS, DEFECTS, PRESETS, Case, Feature, Order, Schedule
 from qsim.sim.events import Commit
 from qsim.sim.guard import first_refusal, identity_violations
 from qsim.sim.notation import read_schedule
-from tests.unit.sim_cases import WITH_GRADIENTS, case_of, env_of, recipe_of
+from tests.unit.sim_cases import THREE, WITH_GRADIENTS, case_of, env_of, recipe_of
 from tests.unit.test_sim_run import assert_same_trace
 
 SMALL = ScheduleSpec(steps=2, layers=2)
@@ -39,7 +39,7 @@ def test_a_correct_case_with_features_is_not_refused(features: tuple[Feature, ..
 @pytest.mark.parametrize("name", [*DEFECTS, *CONTRASTS])
 def test_every_defect_is_stopped_before_a_tensor_is_loaded(name: str) -> None:
     defect = {**DEFECTS, **CONTRASTS}[name]
-    case = defect.apply(case_of(recipe_of("centred"), defect=defect, body=WITH_GRADIENTS))
+    case = defect.apply(case_of(recipe_of("centred"), defect=defect, body=THREE))
 
     def load(op: OpId) -> None:
         raise AssertionError(f"{op} was loaded")

@@ -56,7 +56,7 @@ from qsim.sim.events import (
 )
 from qsim.sim.notation import SIGNS, Declared, NotationError, declared_by, read_schedule, write_schedule
 from qsim.sim.scopes import LAYER_WORKER, MODEL
-from tests.unit.sim_cases import WITH_GRADIENTS, case_of, recipe_of
+from tests.unit.sim_cases import THREE, WITH_GRADIENTS, case_of, recipe_of
 
 A = OpId(0)
 W = A._replace(role_id=1)
@@ -97,7 +97,7 @@ def test_every_built_schedule_is_read_back_as_it_was_written(preset: str, order:
 @pytest.mark.parametrize("name", [*DEFECTS, *CONTRASTS])
 def test_every_rewritten_schedule_is_read_back_as_it_was_written(name: str) -> None:
     defect = {**DEFECTS, **CONTRASTS}[name]
-    case = defect.apply(case_of(recipe_of("centred"), defect=defect, body=WITH_GRADIENTS))
+    case = defect.apply(case_of(recipe_of("centred"), defect=defect, body=THREE))
     declared = declared_by(case.context, defect.breaks)
     assert (case.schedule, declared) == read_schedule(write_schedule(case.schedule, declared))
 

@@ -256,7 +256,7 @@ def test_an_order_of_passes_changes_no_number_where_every_state_is_committed_onc
 @pytest.mark.parametrize(
     ("features", "sizes", "message"),
     [
-        ((Feature.NESTED, Feature.EARLY_STOP), {}, "nested and early_stop are both of group checkpoint"),
+        ((Feature.NESTED, Feature.EARLY_STOP), {}, "nested and early_stop are all of group checkpoint"),
         ((Feature.SAVE_RESTORE,), {"steps": 1}, "save_restore needs schedule.steps >= 2; it is 1"),
         ((Feature.IDLE_EXPERT,), {"steps": 1}, "idle_expert needs schedule.steps >= 2"),
         ((Feature.DATA_PARALLEL,), {}, "parallel ranks need schedule.workers >= 2; it is 1"),

@@ -268,7 +268,7 @@ MULTI_REPLAY = Defect(
     minimal=ScheduleSpec(steps=1, layers=1, features=frozenset({Feature.NESTED})),
     needs=frozenset({"nested"}),
     cadence=Cadence.MICROBATCH,
-    fixes=("functional_state", "merged_commit"),
+    fixes=("functional_state", "merged_commit", "commit_of_own_unit", "observe_once"),
     wrong_fixes=("keyed_snapshot", "per_owner_state"),
     story="The owner commits when recompute runs, on the belief that it runs once: under nested checkpoints it runs "
     "twice and the same amax is folded in twice. Every read is paired, and the window forgets twice as fast.",
