@@ -20,11 +20,12 @@ from qsim.explore.classes import class_runs, count_classes
 from qsim.explore.compiling import ORDERLESS, assembled, compiled
 from qsim.explore.enumeration import all_runs, count_schedules, reached
 from qsim.explore.footprints import footprint
+from qsim.explore.names import Declared
 from qsim.explore.preempted import preemption_bounded
 from qsim.explore.program import Differ, Instruction, Move, Program, Raise, advance, flags_of
-from qsim.explore.runs import completed, interleaved, judge, preemptions
+from qsim.explore.runs import completed, interleaved, preemptions
 from qsim.explore.threads import cut
-from qsim.sim import SCOPES, Cadence
+from qsim.sim import SCOPES, Cadence, judge
 from qsim.sim.defects.scope import one_snapshot
 from qsim.sim.events import Begin, Consume, Drop, Quantize, Schedule
 from tests.unit.explore_cases import MANY, SMALL, TIES, judged, least_by_enumeration
@@ -151,22 +152,61 @@ def _normal(program: Program, choices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 sizes = st.integers(1, 2)
-some_spaces = st.builds(
-    Space,
-    workers=st.integers(1, 4),
-    steps=sizes,
-    layers=sizes,
-    scope=st.sampled_from(["layer", "layer_worker", "model"]),
-    declared=st.sampled_from(["", "layer", "layer_worker", "model"]),
-    commit=st.sampled_from(Commits),
-    codes=st.sampled_from(Codes),
-    defect=st.sampled_from(["none", "D01", "D02", "D03", "D04", "D05", "D07"]),
-    part=st.sampled_from(["input", "linear", "gradients", "block"]),
-    unit=st.sampled_from([None, Cadence.STEP]),
+PLAIN = [mode for mode in Commits if not mode.ranked]
+RANKED = [mode for mode in Commits if mode.ranked]
+
+
+def spaces_of(commits: list[Commits], scopes: list[str], declared: list[str]) -> st.SearchStrategy[Space]:
+    return st.builds(
+        Space,
+        workers=st.integers(1, 4),
+        steps=sizes,
+        layers=sizes,
+        scope=st.sampled_from(scopes),
+        declared=st.sampled_from(declared),
+        commit=st.sampled_from(commits),
+        codes=st.sampled_from(Codes),
+        defect=st.sampled_from(["none", "D01", "D02", "D03", "D04", "D05", "D07"]),
+        part=st.sampled_from(["input", "linear", "gradients", "block"]),
+        unit=st.sampled_from([None, Cadence.STEP]),
+    )
+
+
+def preset_spaces() -> st.SearchStrategy[Space]:
+    queued = st.builds(
+        Space,
+        workers=st.integers(1, 4),
+        layers=sizes,
+        scope=st.sampled_from(["layer", "layer_worker", "model"]),
+        commit=st.sampled_from(PLAIN),
+        codes=st.sampled_from(Codes),
+        preset=st.sampled_from(["te_fused", "te_unfused"]),
+        part=st.sampled_from(["input", "gradients", "block"]),
+        unit=st.sampled_from([None, Cadence.STEP]),
+    )
+    others = st.builds(
+        Space,
+        workers=st.integers(1, 4),
+        steps=sizes,
+        layers=sizes,
+        commit=st.sampled_from(PLAIN),
+        codes=st.sampled_from(Codes),
+        preset=st.sampled_from(["torchao_delayed", "flax", "te_jax", "msamp"]),
+        part=st.sampled_from(["input", "gradients", "block"]),
+        unit=st.sampled_from([None, Cadence.STEP, Cadence.MICROBATCH]),
+    )
+    return queued | others
+
+
+EVERY_SCOPE = ["layer", "layer_worker", "model"]
+some_spaces = (
+    spaces_of(PLAIN, EVERY_SCOPE, ["", *EVERY_SCOPE])
+    | spaces_of(RANKED, ["layer_worker"], ["layer_worker"])
+    | preset_spaces()
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250, deadline=None, derandomize=True, database=None)
 @given(some_spaces, st.integers(0, 2**32))
 def test_any_run_of_any_space_is_judged_as_the_invariants_judge_it(space: Space, seed: int) -> None:
     program = compiled(space)
@@ -181,7 +221,7 @@ def mistaken_programs(draw: st.DrawFn) -> tuple[Space, tuple[Schedule, ...]]:
         workers=2,
         layers=draw(st.integers(1, 2)),
         declared=draw(st.sampled_from(["layer", "layer_worker", "model"])),
-        commit=draw(st.sampled_from(Commits)),
+        commit=draw(st.sampled_from(PLAIN)),
         preset=draw(st.sampled_from(["seed_correct", "seed_defective"])),
         recipe=draw(st.sampled_from(["delayed", "centred"])),
     )
@@ -220,7 +260,7 @@ def test_any_mistake_in_any_order_is_judged_as_the_invariants_judge_it(
 ) -> None:
     space, programs = mistaken
     workers, scope = cut(programs), SCOPES[space.declared]
-    by_order = assembled(workers, scope, space.cadence, ())
+    by_order = assembled(workers, Declared(scope, space.cadence), ())
     (choices,) = random_walk(by_order, runs=1, seed=seed)
     done, schedule = [0, 0], []
     for worker in choices:

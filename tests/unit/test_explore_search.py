@@ -295,7 +295,7 @@ def test_the_command_prints_json() -> None:
         (("--scope", "cell"), "known: layer"),
         (("--preset", "none"), "use another preset"),
         (("--defect", "D99"), "D99"),
-        (("--commit", "torn"), 'commit "torn" is unknown; known: atomic, split'),
+        (("--commit", "tom"), 'commit "tom" is unknown; known: atomic, split, torn, reduced, async'),
         (("--workers", "9"), "at most 8"),
     ],
 )
