@@ -258,6 +258,7 @@ class Lowering:
         if mine < self._piece:
             self._raise(Kind.REPLICAS)
         elif differ:
+            differ[self._thread.worker] = self._piece  # of itself it is not asked: ranks alike have equal code
             self._judge(After(tuple(sorted(differ.items())), Kind.REPLICAS, self._at))
 
     def _count(self, op: OpId) -> None:

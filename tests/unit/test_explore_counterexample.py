@@ -15,7 +15,6 @@ from qsim.explore import (
     counterexample,
     followed,
     interleaved,
-    judge,
     repairs,
     replayed,
 )
