@@ -284,9 +284,7 @@ class Lowering:
                 number = self._names.number(known.cell, known.epoch)
                 self._judge(Outside(self._field(read), number, number + 1, kind, self._at))
             case Read(), Read():
-                if a.cell is not None and b.cell is not None and a.cell != b.cell:
-                    self._raise(kind)
-                elif a != b:
+                if a != b:  # versions of two cells have different numbers
                     self._judge(Differ(self._field(a), self._field(b), kind, self._at))
 
     def _owner(self, version: Version, op: OpId) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -13,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qsim.cli import exploring
 from qsim.errors import UsageError
-from qsim.explore import Codes, Commits, Engine, Kind, Search, Space, explore, preempted, vectors
+from qsim.explore import BUDGET, Codes, Commits, Engine, Kind, Search, Space, explore, preempted, vectors
 from qsim.explore.breadth import breadth_first
 from qsim.explore.chance import chance_of_a_run, random_priorities, random_walk
 from qsim.explore.classes import count_classes
@@ -240,6 +242,10 @@ def test_a_program_whose_numbers_do_not_fit_a_byte_takes_two() -> None:
     program = compiled(Space(workers=2, steps=150))
     assert (np.uint16, 301) == (vectors.start_rows(program).dtype, program.largest)
     assert 301 * 301 == breadth_first(program, budget=10**6, symmetry=False).states
+
+
+def test_the_commands_budget_is_the_searchs() -> None:
+    assert BUDGET == inspect.signature(exploring.explore).parameters["budget"].default
 
 
 def test_a_budget_below_one_is_refused() -> None:
