@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from qsim.errors import CaseError
-from qsim.explore.lowering import Lowering, Read
+from qsim.explore.lowering import Lowering
 from qsim.explore.names import Declared, Names, names_of
 from qsim.explore.program import (
     After,
@@ -29,6 +29,7 @@ from qsim.explore.result import Kind, kind_of
 from qsim.explore.runs import completed, interleaved
 from qsim.explore.space import Space
 from qsim.explore.threads import Thread, threads
+from qsim.explore.versions import Read
 from qsim.sim import SCOPES, judge
 
 ORDERLESS = (

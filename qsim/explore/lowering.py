@@ -6,10 +6,8 @@ instruction is left. Knows no search.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from qsim.errors import CaseError
-from qsim.explore.names import NOTHING, Key, Names, Rounds, Seen, advances, others, speaking
+from qsim.explore.names import Key, Names, Rounds, advances, others, speaking
 from qsim.explore.program import (
     After,
     Differ,
@@ -27,6 +25,7 @@ from qsim.explore.program import (
 )
 from qsim.explore.result import Kind
 from qsim.explore.threads import Thread
+from qsim.explore.versions import Content, Known, Read, Version
 from qsim.quant import OpId, StateKey
 from qsim.sim import Cadence
 from qsim.sim.events import (
@@ -52,36 +51,6 @@ from qsim.sim.events import (
     Wait,
 )
 from qsim.sim.invariants import unit_of
-
-
-class Known(NamedTuple):
-    """A version of a cell that no other worker writes."""
-
-    cell: StateKey
-    epoch: int
-
-
-class Read(NamedTuple):
-    """What was read from a shared field at an event: a version, or an op. cell: None where it depends on the order."""
-
-    cell: StateKey | None
-    field: int
-    piece: int
-    event: int
-
-
-Version = Known | Read
-
-
-class Content(NamedTuple):
-    """What a slot holds. by: the op that filled it, or the field that says which. frozen: the op that the version was
-    frozen for, None for no one. seen: of an observation.
-    """
-
-    by: OpId | int
-    version: Version | None
-    frozen: OpId | Read | None = None
-    seen: Seen = NOTHING
 
 
 class Lowering:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qsim.errors import UsageError
 from qsim.explore import Codes, Commits, Kind, Space, classes, explore, kind_of, threads, vectors
 from qsim.explore.breadth import breadth_first
 from qsim.explore.chance import random_priorities, random_walk
@@ -23,7 +24,7 @@ from qsim.explore.enumeration import all_runs, count_schedules, reached
 from qsim.explore.footprints import footprint
 from qsim.explore.names import Declared
 from qsim.explore.preempted import preemption_bounded
-from qsim.explore.program import Differ, Instruction, Move, Program, Raise, advance, flags_of, traced
+from qsim.explore.program import Differ, Instruction, Mixed, Move, Pop, Program, Raise, advance, flags_of, traced
 from qsim.explore.runs import completed, interleaved, preemptions
 from qsim.explore.threads import cut
 from qsim.quant import StateKey
@@ -349,6 +350,22 @@ PLANTED: dict[str, tuple[str, Callable[[Instruction], Instruction | None]]] = {
         "unit step",
         lambda do: None if type(do).__name__ == "After" else do,
     ),
+    "a torn pair is not looked for": (
+        "torn",
+        lambda do: None if isinstance(do, Differ) and do.kind is Kind.TORN_READ else do,
+    ),
+    "casts of one version are not told apart": (
+        "scratch",
+        lambda do: None if isinstance(do, Mixed) else do,
+    ),
+    "a queue hands out the newest": (
+        "te_fused",
+        lambda do: do._replace(newest=True) if isinstance(do, Pop) else do,
+    ),
+    "ranks are not compared": (
+        "ranks commit first",
+        lambda do: None if type(do).__name__ == "After" else do,
+    ),
     "the writer of a buffer is not looked at": (
         "scratch",
         lambda do: None if type(do).__name__ == "Foreign" else do,
@@ -363,6 +380,16 @@ def test_a_bug_planted_in_the_compiled_judge_is_seen(bug: str) -> None:
     program = compiled(space)
     assert edited(program, change) != program
     assert "enumeration" in list(disagreements(space, edited(program, change)))
+
+
+def test_ranks_that_do_not_wait_are_seen() -> None:
+    space = SMALL["ranks"]
+    program = compiled(space)
+    eager = replace(program, needs=tuple(((),) * length for length in program.lengths))
+    assert 4 == count_schedules(program)
+    assert 6 == count_schedules(eager)
+    with pytest.raises(UsageError, match="waits for others"):
+        [interleaved(space, choices) for choices, _ in all_runs(eager)]
 
 
 def test_classes_by_a_wrong_independence_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
