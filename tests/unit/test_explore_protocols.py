@@ -116,6 +116,7 @@ def test_ranks_that_commit_what_all_have_seen_agree() -> None:
     helps = [repair.name for repair in told.repairs if repair.everywhere]
     assert ["commit reduced"] == helps
     assert (12, 0) == (told.events, told.preemptions)  # Load P Q O R C of each
+    assert [] == [row for row in told.rows if row.preempts]  # nor does the table mark one
 
 
 def test_ranks_need_a_state_each() -> None:
