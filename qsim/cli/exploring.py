@@ -20,7 +20,7 @@ def explore(
     layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 1,
     scope: Annotated[str, typer.Option(help="Who shares a state: model, layer or layer_worker.")] = "layer",
     declared: Annotated[str, typer.Option(help="The owners that were declared; the scope by default.")] = "",
-    commit: Annotated[str, typer.Option(help="atomic, or split into a read and a write.")] = "atomic",
+    commit: Annotated[str, typer.Option(help="atomic, split, torn, reduced or async.")] = "atomic",
     codes: Annotated[str, typer.Option(help="own, or scratch: one buffer of codes for all workers.")] = "own",
     preset: Annotated[str, typer.Option(help="How the system orders its events.")] = "seed_correct",
     recipe: Annotated[str, typer.Option(help="delayed, centred or current; one that fits the preset by default.")] = "",

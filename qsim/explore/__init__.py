@@ -3,7 +3,7 @@
 from qsim.explore.carried import followed
 from qsim.explore.counterexample import Counterexample, Replayed, counterexample, replayed
 from qsim.explore.result import Engine, Finding, Kind, Search, kind_of
-from qsim.explore.runs import Choices, completed, interleaved, judge, preemptions
+from qsim.explore.runs import Choices, completed, interleaved, preemptions
 from qsim.explore.search import BUDGET, explore
 from qsim.explore.shrink import shrink
 from qsim.explore.space import PARTS, Codes, Commits, Space, space_of
@@ -32,7 +32,6 @@ __all__ = [
     "explore",
     "followed",
     "interleaved",
-    "judge",
     "kind_of",
     "preemptions",
     "replayed",

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from qsim.explore.footprints import footprint
-from qsim.explore.rows import Walked
-from qsim.explore.runs import Choices
+from qsim.explore.rows import Walked, walked
+from qsim.explore.runs import Choices, completed, context_of, interleaved
 from qsim.explore.space import Space
 from qsim.explore.threads import case_of, threads
-from qsim.sim import SCOPES, Case, Context
+from qsim.explore.waiting import ready
+from qsim.sim import Case
 from qsim.sim.events import Consume, Event, Fetch, Phase, Schedule
 
 Key = tuple[object, ...]
@@ -23,9 +24,16 @@ Key = tuple[object, ...]
 def carried(space: Space, steps: Sequence[Walked]) -> Case:
     """All events of the threads of ``space``, in the order of ``steps``; for a run's own space that run itself."""
     case = case_of(space)
-    context = Context(scope=SCOPES[space.declared], unit=space.cadence)
     schedule = tuple(_events(space, steps))
-    return Case(schedule=schedule, recipe=case.recipe, policy=case.policy, context=context)
+    return Case(schedule=schedule, recipe=case.recipe, policy=case.policy, context=context_of(space))
+
+
+def same_order(other: Space, space: Space, choices: Sequence[int]) -> Case:
+    """What ``other`` does in the order of a run of ``space``: event by event, or by turns where workers wait."""
+    run = completed(space, choices)
+    if other.commit.ranked:
+        return interleaved(other, followed(other, run))
+    return carried(other, tuple(walked(space, run)))
 
 
 def step_by_step(space: Space) -> Case:
@@ -38,22 +46,24 @@ def step_by_step(space: Space) -> Case:
             step = step if op is None else op.logical_step  # a drop belongs to what was before it
             by_step.setdefault((step, event.phase is Phase.UPDATE), []).append(event)
     case = case_of(space)
-    context = Context(scope=SCOPES[space.declared], unit=space.cadence)
     schedule = tuple(event for _, events in sorted(by_step.items()) for event in events)
-    return Case(schedule=schedule, recipe=case.recipe, policy=case.policy, context=context)
+    return Case(schedule=schedule, recipe=case.recipe, policy=case.policy, context=context_of(space))
 
 
 def followed(space: Space, choices: Sequence[int]) -> Choices:
-    """An order of workers as far as ``space`` can follow it, to the end of all threads: a worker that has ended is
-    passed over, and what is left runs by the workers' numbers.
+    """An order of workers as far as ``space`` can follow it, to the end of all threads: a worker that has ended, or
+    waits for others, is passed over, and what is left runs by the workers' numbers.
     """
-    left = [len(thread.pieces) for thread in threads(space)]
-    run = []
+    needs = [[piece.needs for piece in thread.pieces] for thread in threads(space)]
+    done, run = [0] * len(needs), list[int]()
     for worker in choices:
-        if worker < len(left) and left[worker]:
-            left[worker] -= 1
+        if worker in ready(needs, done):
+            done[worker] += 1
             run.append(worker)
-    return (*run, *(worker for worker, count in enumerate(left) for _ in range(count)))
+    while can := ready(needs, done):
+        done[can[0]] += 1
+        run.append(can[0])
+    return tuple(run)
 
 
 def _events(space: Space, steps: Sequence[Walked]) -> Iterator[Event]:

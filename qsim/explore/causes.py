@@ -12,7 +12,7 @@ from qsim.explore.rows import Walked
 from qsim.quant import OpId
 from qsim.record import Op, Record
 from qsim.sim import Context, Violation
-from qsim.sim.events import Consume, Operand, Quantize, Slot, Store
+from qsim.sim.events import Begin, Consume, Operand, Quantize, Restore, Slot, Stash, Store
 from qsim.sim.invariants import unit_of
 
 
@@ -38,6 +38,12 @@ def cause_of(violation: Violation, steps: Sequence[Walked], records: Sequence[Re
             return run.decoded(violation)
         case "I2", Quantize():
             return run.recomputed(violation.event, event)
+        case "I7", Begin():
+            return run.torn(violation.event, event)
+        case "I10", Restore():
+            return run.mispaired(violation.event)
+        case "I6", _:
+            return run.parted(violation)
         case "I3" | "I5", _:
             return run.counted(violation)
         case "I4", _:
@@ -139,7 +145,7 @@ class _Run:
 
     def recomputed(self, seq: int, event: Quantize) -> Cause:
         """A recompute whose snapshot is not the forward's."""
-        read = self.filler(event.by, seq)
+        read, said_now = self.read_of(event.by, seq)
         same = (
             at
             for at in range(seq)
@@ -147,16 +153,71 @@ class _Run:
         )
         forward = next(same, None)
         if forward is None:
-            return Cause(read, (), f"it encodes with what {self.at(read)} read; there was no forward")
+            return Cause(read, (), f"it encodes with {said_now}; there was no forward")
         cast = self.steps[forward].event
         assert isinstance(cast, Quantize), "chosen above"
-        first = self.filler(cast.by, forward)
-        said = f"forward encoded with what {self.at(first)} read, recompute with what {self.at(read)} read"
+        first, said_then = self.read_of(cast.by, forward)
+        said = f"forward encoded with {said_then}, recompute with {said_now}"
         one, other = self.records[first].owner, self.records[read].owner
         if one != other:
             return Cause(read, (), f"{said}: states of {one} and {other}")
-        writes = self.writes(one, first, read)
+        writes = self.writes(one, *sorted((first, read)))
         return Cause(read, writes, f"{said}; {self.between(writes)}")
+
+    def read_of(self, name: Slot, before: int) -> tuple[int, str]:
+        """Where what a slot holds was read from the state, and that in words: a queue may have carried it."""
+        filled = self.filler(name, before)
+        record = self.records[filled]
+        if record.kind != "restore" or record.got is None:
+            return filled, f"what {self.at(filled)} read"
+        read, said = self.read_of(*self._stashed(record, filled))
+        return read, f"{said}, as {self.at(filled)} took it"
+
+    def _stashed(self, record: Record, before: int) -> tuple[Slot, int]:
+        """The slot that was put into the queue for the entry that ``record`` took, and when."""
+        at = max(s for s in range(before) if self._puts(s, record))
+        event = self.steps[at].event
+        assert isinstance(event, Stash), "an entry is put by a stash"
+        return event.slot, at
+
+    def _puts(self, seq: int, took: Record) -> bool:
+        record = self.records[seq]
+        return record.kind == "stash" and (record.queue, record.got) == (took.queue, took.got)
+
+    def torn(self, seq: int, event: Begin) -> Cause:
+        """A begin between the two writes of a commit."""
+        owner = self.records[seq].owner
+        writes = self.writes(owner, -1, seq)
+        last = writes[-1]
+        done = f"{self.at(last)} wrote the {self.records[last].part} of {owner}"
+        return Cause(seq, (last,), f"{done}, and the other half of the pair is of another commit")
+
+    def mispaired(self, seq: int) -> Cause:
+        """A restore that got what another operation had put in."""
+        record = self.records[seq]
+        if record.got is None:
+            return Cause(None, (), "the queue was empty")
+        _, put = self._stashed(record, seq)
+        said = f"{self.at(put)} had put it in first" if self._own(record, seq) < 0 else self._order(record, seq, put)
+        return Cause(None, (put,), said)
+
+    def _own(self, record: Record, seq: int) -> int:
+        own = [at for at in range(seq) if self.records[at].kind == "stash" and self.records[at].got == record.op]
+        return own[-1] if own else -1
+
+    def _order(self, record: Record, seq: int, put: int) -> str:
+        own = self._own(record, seq)
+        when = "before" if put < own else "after"
+        return f"{self.at(put)} put that entry into {record.queue} {when} {self.at(own)} put in its own"
+
+    def parted(self, violation: Violation) -> Cause:
+        """Ranks of a group that folded in other observations."""
+        commits = tuple(at for at in violation.events if self.records[at].kind in ("commit", "store"))
+        said = " and ".join(f"{self.at(at)} folded in {self._seen(at)}" for at in commits)
+        waits = [at for at in range(violation.event, len(self.steps)) if self.records[at].kind == "wait"]
+        mine = [at for at in waits if self.steps[at].worker == self.steps[violation.event].worker]
+        late = f"; what all ranks saw comes with {self.at(mine[0])} alone" if mine else ""
+        return Cause(None, commits, f"{said}{late}")
 
     def counted(self, violation: Violation) -> Cause:
         """A unit with another number of commits, or of observations, than are due."""

@@ -26,19 +26,18 @@ def random_priorities(program: Program, *, runs: int, depth: int, seed: int) -> 
         drops: dict[int, list[int]] = {}
         for rank, word in enumerate(words[count:]):
             drops.setdefault(_below(total, word), []).append(rank)
-        yield tuple(_by_priority(program.lengths, priority, drops))
+        yield tuple(_by_priority(program, priority, drops))
 
 
-def _by_priority(
-    lengths: tuple[int, ...], priority: list[tuple[int, int, int]], drops: dict[int, list[int]]
-) -> Iterator[int]:
-    left = list(lengths)
-    for at in range(sum(lengths)):
-        worker = max((w for w, rest in enumerate(left) if rest), key=priority.__getitem__)
+def _by_priority(program: Program, priority: list[tuple[int, int, int]], drops: dict[int, list[int]]) -> Iterator[int]:
+    place = [0] * program.workers
+    for at in range(sum(program.lengths)):
+        can = program.ready(place)
+        worker = max(can, key=priority.__getitem__)
         for rank in drops.get(at, ()):  # before its piece: it is the one that the next piece would belong to
             priority[worker] = (rank, 0, worker)
-            worker = max((w for w, rest in enumerate(left) if rest), key=priority.__getitem__)
-        left[worker] -= 1
+            worker = max(can, key=priority.__getitem__)
+        place[worker] += 1
         yield worker
 
 
@@ -48,13 +47,13 @@ def chance_of_a_run(program: Program, depth: int) -> Fraction:
 
 
 def random_walk(program: Program, *, runs: int, seed: int) -> Iterator[Choices]:
-    """Runs that choose among the workers with something left, each as likely as the others."""
+    """Runs that choose among the workers that can go on, each as likely as the others."""
     for run in range(runs):
-        left, choices = list(program.lengths), list[int]()
-        for word in RandomStream(seed, Purpose.SCHEDULE, step=run).words(sum(left)).tolist():
-            awake = [worker for worker, rest in enumerate(left) if rest]
+        place, choices = [0] * program.workers, list[int]()
+        for word in RandomStream(seed, Purpose.SCHEDULE, step=run).words(sum(program.lengths)).tolist():
+            awake = program.ready(place)
             choices.append(awake[_below(len(awake), word)])
-            left[choices[-1]] -= 1
+            place[choices[-1]] += 1
         yield tuple(choices)
 
 

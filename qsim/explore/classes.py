@@ -1,10 +1,11 @@
 """Classes of runs: two runs are of one class where they differ in the order of independent pieces alone.
 
 These are Mazurkiewicz traces. A sleep set holds the workers whose next piece was tried before at this place and
-commutes with all pieces since: to run it now would repeat a class. No worker ever waits for another, so each class
-has exactly one run that no sleep set cuts off (P. Godefroid, "Partial-Order Methods for the Verification of
-Concurrent Systems", 1996). Which run that is depends on the pieces done and the sleep set, not on the state; so the
-classes are counted over (pieces done, sleep set), without walking through them. Knows no verdict.
+commutes with all pieces since: to run it now would repeat a class. A worker that can go on stays able to, and what it
+may wait for depends on what lets it go on; so each class has exactly one run that no sleep set cuts off
+(P. Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", 1996). Which run that is depends on
+the pieces done and the sleep set, not on the state; so the classes are counted over (pieces done, sleep set), without
+walking through them. Knows no verdict.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def class_runs(program: Program) -> Iterator[tuple[Choices, int]]:
     commute = _commuting(program)
 
     def walk(state: State, choices: Choices, sleep: Sleep) -> Iterator[tuple[Choices, int]]:
-        place = tuple(state[program.done(w)] for w in range(program.workers))
-        left = program.left(state)
+        place = program.place(state)
+        left = program.ready(place)
         if not left:
             yield choices, state[program.flags]
         for worker, asleep in _awake(place, left, sleep, commute):
@@ -49,8 +50,7 @@ def count_classes(program: Program, *, budget: int = COUNTED) -> int | None:
             return None
         after: dict[tuple[Place, Sleep], int] = {}
         for (place, sleep), runs in level.items():
-            left = [w for w, done in enumerate(place) if done < lengths[w]]
-            for worker, asleep in _awake(place, left, sleep, commute):
+            for worker, asleep in _awake(place, program.ready(place), sleep, commute):
                 key = (*place[:worker], place[worker] + 1, *place[worker + 1 :]), asleep
                 after[key] = after.get(key, 0) + runs
         level = after

@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from qsim.errors import CaseError
-from qsim.explore.footprints import footprint
-from qsim.explore.lowering import Key, Lowering, Names, Read
-from qsim.explore.program import After, Code, Differ, Foreign, Instruction, Judging, Move, Outside, Program, Raise, Set
+from qsim.explore.lowering import Lowering
+from qsim.explore.names import Declared, Names, names_of
+from qsim.explore.program import (
+    After,
+    Code,
+    Differ,
+    Foreign,
+    Instruction,
+    Judging,
+    Mixed,
+    Move,
+    Outside,
+    Pop,
+    Program,
+    Push,
+    Raise,
+    Set,
+    Term,
+)
 from qsim.explore.result import Kind, kind_of
-from qsim.explore.runs import completed, interleaved, judge
+from qsim.explore.runs import completed, interleaved
 from qsim.explore.space import Space
-from qsim.explore.threads import Thread, shared_names, threads
-from qsim.quant import OpId, StateKey
-from qsim.sim import SCOPES, Cadence, Scope
-from qsim.sim.events import Commit, Slot, Store
-from qsim.sim.invariants import unit_of
+from qsim.explore.threads import Thread, threads
+from qsim.explore.versions import Read
+from qsim.sim import SCOPES, judge
 
-ORDERLESS = (Kind.MISSING_COMMIT, Kind.OBSERVATIONS)
-"""Kinds that count over whole units: every order of the same events has the same verdict, so one run decides."""
+ORDERLESS = (
+    Kind.MISSING_COMMIT,
+    Kind.OBSERVATIONS,
+    Kind.LEFT_IN_QUEUE,
+    Kind.ALGEBRA,
+    Kind.FROZEN,
+    Kind.HELD_UP,
+    Kind.CONTEXT,
+)
+"""Kinds that count over whole units, or look at one worker alone: every order of the same events has the same verdict,
+so one run decides."""
+UNFOLLOWED = (Kind.PERSISTENCE, Kind.CACHE)
+"""Kinds that no instruction stands for: a space that shows one is refused."""
 
 
 @lru_cache(maxsize=16)
 def compiled(space: Space) -> Program:
     """The program of ``space``. Raises CaseError for events that it cannot follow."""
     sequential = {kind_of(v) for v in judge(interleaved(space, completed(space, ())))}
+    for kind in UNFOLLOWED:
+        if kind in sequential:
+            raise CaseError(f"space {space.text()} breaks {kind.invariant} ({kind.meaning}), which no search follows")
     ending = tuple(kind for kind in ORDERLESS if kind in sequential)
-    return assembled(threads(space), SCOPES[space.declared], space.cadence, ending)
+    return assembled(threads(space), Declared(SCOPES[space.declared], space.cadence, space.ranks), ending)
 
 
-def assembled(workers: Sequence[Thread], scope: Scope, unit: Cadence, ending: tuple[Kind, ...]) -> Program:
-    """The program of threads, whatever space they come from.
-
-    scope, unit: declared. ending: kinds that every complete run has, whatever the order.
-    """
-    names = _names(workers, scope, unit)
+def assembled(workers: Sequence[Thread], declared: Declared, ending: tuple[Kind, ...]) -> Program:
+    """The program of threads, whatever space they come from. ending: kinds that every complete run has."""
+    names = names_of(workers, declared)
     codes, registers = [], 0
     for thread in workers:
         last_use: dict[Read, int] = {}
@@ -45,50 +70,6 @@ def assembled(workers: Sequence[Thread], scope: Scope, unit: Cadence, ending: tu
         codes.append(second.code(ending))
         registers = max(registers, second.registers)
     return _placed(workers, names, codes, registers)
-
-
-def _names(workers: Sequence[Thread], scope: Scope, unit: Cadence) -> Names:
-    shared = shared_names([thread.events for thread in workers])
-    writes: dict[StateKey, int] = {}
-    slots: dict[Slot, int] = {}
-    writers: dict[OpId, int] = {}
-    for thread in workers:
-        for event in thread.events:
-            mark = footprint(event)
-            if mark.cell is not None:
-                writes[mark.cell] = writes.get(mark.cell, 0) + mark.writes_cell
-            for name in (*mark.puts, *mark.takes):
-                if name in shared:
-                    slots.setdefault(name, len(slots))
-            if mark.op is not None and any(name in shared for name in mark.puts):
-                writers.setdefault(mark.op, len(writers) + 1)
-            if isinstance(event, (Commit, Store)) and any(name in shared for name in event.obs):
-                raise CaseError("workers share an observation; the explorer follows shared states, codes and snapshots")
-    first, number = dict[StateKey, int](), 1
-    for cell, count in writes.items():
-        first[cell], number = number, number + count + 1
-    cells = {cell: 1 + at for at, cell in enumerate(c for c in writes if c in shared)}
-    return Names(
-        first=first,
-        versions={cell: count + 1 for cell, count in writes.items()},
-        cells=cells,
-        slots={name: 1 + len(cells) + 2 * at for name, at in slots.items()},
-        writers=writers,
-        first_commit=_first_commits(workers, scope, unit),
-        scope=scope,
-        unit=unit,
-    )
-
-
-def _first_commits(workers: Sequence[Thread], scope: Scope, unit: Cadence) -> Mapping[Key, Mapping[int, int]]:
-    first: dict[Key, dict[int, int]] = {}
-    for thread in workers:
-        for number, piece in enumerate(thread.pieces):
-            for event in thread.events[piece.start : piece.stop]:
-                if isinstance(event, (Commit, Store)):
-                    key = scope(event.op), unit_of(event.op, unit)
-                    first.setdefault(key, {}).setdefault(thread.worker, number)
-    return first
 
 
 def _placed(workers: Sequence[Thread], names: Names, codes: Sequence[Code], registers: int) -> Program:
@@ -103,11 +84,11 @@ def _placed(workers: Sequence[Thread], names: Names, codes: Sequence[Code], regi
     placed = [[[_at(do, w, block, base) for do in piece] for piece in code] for w, code in enumerate(codes)]
     used = {do.kind for code in codes for piece in code for do in piece if isinstance(do, Judging)}
     kinds = tuple(kind for kind in Kind if kind in used)
-    start = [0] * (-(-(base + 1 + len(names.cells) + 2 * len(names.slots)) // 8) * 8)
-    for cell, field in names.cells.items():
+    start = [0] * (-(-(base + names.fields) // 8) * 8)
+    for cell, field in (*names.cells.items(), *names.descales.items()):
         start[base + field] = names.first[cell]
     versions = sum(names.versions.values())
-    largest = max(versions, len(names.writers), (1 << len(kinds)) - 1, *(len(thread.pieces) for thread in workers))
+    largest = max(versions, names.stranger(), (1 << len(kinds)) - 1, *(len(thread.pieces) for thread in workers))
     # A visit casts 4 operands and commits each twice at most, and a cell has one version more than commits.
     assert largest < 1 << 16, "a space has at most MAX_VISITS visits of a layer"
     return Program(
@@ -115,12 +96,16 @@ def _placed(workers: Sequence[Thread], names: Names, codes: Sequence[Code], regi
         numbers=tuple(_numbers(code) for code in codes),
         ends=tuple((0, *(piece.stop for piece in thread.pieces)) for thread in workers),
         touches=tuple(tuple(frozenset(piece.touches) for piece in thread.pieces) for thread in workers),
+        needs=tuple(tuple(piece.needs for piece in thread.pieces) for thread in workers),
         kinds=kinds,
         start=tuple(start),
         block=block,
         flags=base,
         largest=largest,
-        symmetric=all(code == codes[0] for code in codes),
+        symmetric=all(
+            (code, [piece.needs for piece in thread.pieces]) == (codes[0], [piece.needs for piece in workers[0].pieces])
+            for code, thread in zip(codes, workers, strict=True)
+        ),
     )
 
 
@@ -133,7 +118,14 @@ def _at(do: Instruction, worker: int, block: int, base: int) -> Instruction:
     def place(field: int) -> int:
         return base + field if field >= 0 else block * worker - field
 
+    def term(t: Term) -> Term:
+        return t if t.field is None else Term(place(t.field))
+
     match do:
+        case Push(queue) | Pop(queue):
+            return do._replace(queue=queue._replace(out=place(queue.out)))
+        case Mixed(versions, ops):
+            return do._replace(versions=(term(versions[0]), term(versions[1])), ops=(term(ops[0]), term(ops[1])))
         case Set(field) | Outside(field) | Foreign(field):
             return do._replace(field=place(field))
         case Move(field, source):

@@ -15,18 +15,17 @@ from qsim._paths import sample_capture
 from qsim.arrays import F64
 from qsim.backends import get_backend
 from qsim.errors import CaseError
-from qsim.explore.carried import carried, followed, step_by_step
+from qsim.explore.carried import followed, same_order, step_by_step
 from qsim.explore.compiling import compiled
 from qsim.explore.program import flags_of
-from qsim.explore.rows import walked
-from qsim.explore.runs import Choices, completed, interleaved, judge
+from qsim.explore.runs import Choices, completed, interleaved
 from qsim.explore.sampled import some_runs, too_long
 from qsim.explore.space import NO_DEFECT, PARTS, Codes, Commits, Space
 from qsim.formats import get_format
 from qsim.quant import OpId, Recipe, Timing, make_recipe
 from qsim.record import Op
 from qsim.severity import measure_severity
-from qsim.sim import FIXES, PRESETS, Case, Env, Linear, Trace, records_of, replay
+from qsim.sim import FIXES, PRESETS, Case, Env, Linear, Trace, judge, records_of, replay
 from qsim.workloads import WORKLOADS, Shaping, Workload
 
 MOST, EVENTS = 100, 100_000
@@ -133,13 +132,13 @@ def twin_of(space: Space, choices: Choices) -> tuple[Case, bool]:
         preset="seed_correct" if PRESETS[space.preset].breaks else space.preset,
         defect=NO_DEFECT,
         scope=space.declared,
-        commit=Commits.ATOMIC,
+        commit=Commits.REDUCED if space.commit.ranked else Commits.ATOMIC,
         codes=Codes.OWN,
     )
     merged = FIXES["merged_commit"].rewrite
-    same_order = merged(carried(correct, tuple(walked(space, choices))))
-    if not judge(same_order):
-        return same_order, False
+    alike = merged(same_order(correct, space, choices))
+    if not judge(alike):
+        return alike, False
     waiting = merged(step_by_step(correct))
     if violations := judge(waiting):
         raise CaseError(

@@ -16,7 +16,7 @@ from qsim.explore.space import Space
 from qsim.explore.threads import threads
 from qsim.explore.token import Token
 from qsim.record import Record
-from qsim.sim import Violation, check, records_of
+from qsim.sim import Violation, judge, records_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def replayed(token: Token) -> Replayed:
     run = completed(token.space, token.choices)
     case = interleaved(token.space, run) if len(run) > len(token.choices) else partial
     records = records_of(case)
-    violations = check(records, scope=case.context.scope, unit=case.context.unit)
+    violations = judge(case, records)
     return Replayed(token=token, run=run, records=records, violations=violations)
 
 

@@ -23,8 +23,18 @@ def _from(program: Program, state: State, choices: Choices) -> Iterator[tuple[Ch
 
 
 def count_schedules(program: Program) -> int:
-    """How many there are: the multinomial coefficient of the threads' pieces."""
-    return factorial(sum(program.lengths)) // prod(factorial(length) for length in program.lengths)
+    """How many there are: the multinomial coefficient of the threads' pieces, unless some worker has to wait."""
+    if not any(needs for mine in program.needs for needs in mine):
+        return factorial(sum(program.lengths)) // prod(factorial(length) for length in program.lengths)
+    level = {(0,) * program.workers: 1}
+    for _ in range(sum(program.lengths)):
+        after: dict[tuple[int, ...], int] = {}
+        for place, runs in level.items():
+            for worker in program.ready(place):
+                key = (*place[:worker], place[worker] + 1, *place[worker + 1 :])
+                after[key] = after.get(key, 0) + runs
+        level = after
+    return sum(level.values())
 
 
 def reached(program: Program) -> set[State]:

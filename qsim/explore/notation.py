@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from qsim.explore.runs import interleaved
@@ -22,6 +23,8 @@ SIGNS: Mapping[str, str] = MappingProxyType(
         "consume": "U",
         "fetch": "F",
         "store": "S",
+        "reduce": "R",
+        "wait": "W",
     }
 )
 """By kind of record; a kind that is not here is written as it is called."""
@@ -38,7 +41,8 @@ def sign(record: Record) -> str:
     for operand in record.operands:
         epochs += [v.epoch for v in (operand.descale, operand.center, operand.version) if v is not None]
     at = ",".join(map(str, dict.fromkeys(epochs)))
-    return SIGNS.get(record.kind, record.kind) + (f"@{at}" if at else "")
+    part = "" if record.part == "all" else f".{record.part}"
+    return SIGNS.get(record.kind, record.kind) + part + (f"@{at}" if at else "")
 
 
 def label(op: Op) -> str:
@@ -71,7 +75,7 @@ def programs(space: Space) -> Iterator[tuple[tuple[int, ...], str]]:
     """What each worker does, with the epochs that it sees when it runs alone; workers that do the same together."""
     alike: dict[str, list[int]] = {}
     for thread in threads(space):
-        alone = records_of(interleaved(space, (thread.worker,) * len(thread.pieces)))
+        alone = records_of(replace(interleaved(space, ()), schedule=thread.events))
         alike.setdefault(sentence(alone), []).append(thread.worker)
     for text, workers in alike.items():
         yield tuple(workers), text

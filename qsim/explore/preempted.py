@@ -15,7 +15,7 @@ from qsim.arrays import I64
 from qsim.explore.program import Program
 from qsim.explore.result import Kind
 from qsim.explore.runs import Choices
-from qsim.explore.vectors import Grown, Rows, first_of_each, grown, start_rows, successors, widest
+from qsim.explore.vectors import Grown, Rows, first_of_each, grown, ready_rows, start_rows, successors, widest
 
 Counts = np.ndarray[tuple[int], np.dtype[Any]]
 
@@ -72,8 +72,8 @@ class _Search:
         """All successors within the bounds, of those alike the one with the fewest preemptions."""
         program, last = self.program, now.rows[:, self.program.flags].astype(np.int64) - 1
         busy = np.zeros(len(last), np.bool_)
-        for worker, length in enumerate(program.lengths):
-            busy |= (last == worker) & (now.rows[:, program.done(worker)] < length)
+        for worker in range(program.workers):
+            busy |= (last == worker) & ready_rows(program, now.rows, worker)
         parts = [self._successors(level, now, group, busy & (last != group.worker)) for group in self._grown(now)]
         rows = np.concatenate([part.rows for part, _, _ in parts])
         preemptions = np.concatenate([part.preemptions for part, _, _ in parts])

@@ -8,10 +8,12 @@ slots and the verdict flags.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from qsim.explore.result import Kind
+from qsim.explore.waiting import Needs, ready
 
 State = tuple[int, ...]
 """The fields of a state, padding included."""
@@ -30,6 +32,36 @@ class Move(NamedTuple):
     field: int
     source: int
     add: int = 0
+
+
+class Queue(NamedTuple):
+    """Where a queue lies: a version and an op that go in or came out, then ``size`` ops, then their versions."""
+
+    out: int
+    size: int
+
+    @property
+    def ops(self) -> int:
+        """The field of the oldest entry's op; 0 where there is none."""
+        return self.out + 2
+
+    @property
+    def versions(self) -> int:
+        """The field of the oldest entry's version."""
+        return self.out + 2 + self.size
+
+
+class Push(NamedTuple):
+    """Put what lies in ``out`` at the end of the queue."""
+
+    queue: Queue
+
+
+class Pop(NamedTuple):
+    """Take an entry from the queue into ``out``: the oldest, or the newest."""
+
+    queue: Queue
+    newest: bool
 
 
 class Differ(NamedTuple):
@@ -60,6 +92,22 @@ class Foreign(NamedTuple):
     at: int
 
 
+class Term(NamedTuple):
+    """What a field holds; a number where the field is None."""
+
+    field: int | None
+    number: int = 0
+
+
+class Mixed(NamedTuple):
+    """Raise ``kind`` where both versions are one, and it was frozen for two operations. 0 is no version and no op."""
+
+    versions: tuple[Term, Term]
+    ops: tuple[Term, Term]
+    kind: Kind
+    at: int
+
+
 class After(NamedTuple):
     """Raise ``kind`` where another worker has done more than ``first`` pieces: pairs of worker and first."""
 
@@ -75,8 +123,8 @@ class Raise(NamedTuple):
     at: int
 
 
-Judging = Differ | Outside | Foreign | After | Raise
-Instruction = Set | Move | Judging
+Judging = Differ | Outside | Foreign | Mixed | After | Raise
+Instruction = Set | Move | Push | Pop | Judging
 Code = tuple[tuple[Instruction, ...], ...]
 """The instructions of a thread, by piece."""
 
@@ -87,15 +135,17 @@ class Program:
 
     code: by worker. numbers: by worker and piece, which pieces have equal instructions; -1 for a worker that has
     ended. ends: by worker and number of pieces done, the events done. touches: by worker and piece, what
-    the piece touches that others could see. block: fields of one worker; worker w has fields block * w ... , the
-    first of them its number of pieces done. flags: the field of the verdict, bit i for kinds[i]. largest: no field
-    exceeds it. symmetric: all workers run the same code, so states that differ in their numbers alone are alike.
+    the piece touches that others could see; needs: what must be done before it. block: fields of one worker; worker w
+    has fields block * w ... , the first of them its number of pieces done. flags: the field of the verdict, bit i for
+    kinds[i]. largest: no field exceeds it. symmetric: all workers run the same code, so states that differ in their
+    numbers alone are alike.
     """
 
     code: tuple[Code, ...]
     numbers: tuple[tuple[int, ...], ...]
     ends: tuple[tuple[int, ...], ...]
     touches: tuple[tuple[frozenset[tuple[object, bool]], ...], ...]
+    needs: tuple[tuple[Needs, ...], ...]
     kinds: tuple[Kind, ...]
     start: State
     block: int
@@ -122,9 +172,17 @@ class Program:
         """The field that counts the pieces of ``worker``."""
         return self.block * worker
 
+    def place(self, state: State) -> tuple[int, ...]:
+        """The pieces done, by worker."""
+        return tuple(state[self.block * w] for w in range(self.workers))
+
+    def ready(self, place: Sequence[int]) -> list[int]:
+        """Workers that can run their next piece: they have not ended, and wait for nobody."""
+        return ready(self.needs, place)
+
     def left(self, state: State) -> list[int]:
-        """Workers that have not ended."""
-        return [w for w, code in enumerate(self.code) if state[self.block * w] < len(code)]
+        """The workers that are ready in a state."""
+        return ready(self.needs, self.place(state))
 
     def bit(self, kind: Kind) -> int:
         """The flag of ``kind``."""
@@ -154,12 +212,35 @@ def traced(program: Program, state: State, worker: int) -> tuple[State, list[tup
                 fields[field] = value
             case Move(field, source, add):
                 fields[field] = fields[source] + add
+            case Push(queue):
+                _push(fields, queue)
+            case Pop(queue, newest):
+                _pop(fields, queue, -1 if newest else 0)
             case judging if _raises(judging, fields, worker, program.block):
                 raised.append((judging.kind, judging.at))
     for kind, _ in raised:
         fields[program.flags] |= program.bit(kind)
     fields[done] += 1
     return tuple(fields), raised
+
+
+def _entries(fields: list[int], queue: Queue) -> list[tuple[int, int]]:
+    ops, versions = queue.ops, queue.versions
+    return [(fields[ops + k], fields[versions + k]) for k in range(queue.size) if fields[ops + k]]
+
+
+def _push(fields: list[int], queue: Queue) -> None:
+    at = len(_entries(fields, queue))
+    fields[queue.versions + at], fields[queue.ops + at] = fields[queue.out : queue.out + 2]
+
+
+def _pop(fields: list[int], queue: Queue, at: int) -> None:
+    entries = _entries(fields, queue)
+    op, version = entries.pop(at)
+    fields[queue.out : queue.out + 2] = version, op
+    entries += [(0, 0)] * (queue.size - len(entries))
+    fields[queue.ops : queue.versions] = [op for op, _ in entries]
+    fields[queue.versions : queue.versions + queue.size] = [version for _, version in entries]
 
 
 def _raises(do: Judging, fields: list[int], worker: int, block: int) -> bool:
@@ -170,6 +251,10 @@ def _raises(do: Judging, fields: list[int], worker: int, block: int) -> bool:
             return not least <= fields[field] < below
         case Foreign(field, allowed):
             return fields[field] not in allowed
+        case Mixed(versions, ops):
+            left, right = (t.number if t.field is None else fields[t.field] for t in versions)
+            one, other = (t.number if t.field is None else fields[t.field] for t in ops)
+            return left == right != 0 and one != other and one != 0 and other != 0
         case After(first):
             return any(fields[block * w] > count for w, count in first if w != worker)
         case Raise():

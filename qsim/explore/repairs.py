@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 
 from qsim.errors import CaseError, QsimError
 from qsim.explore.breadth import breadth_first
-from qsim.explore.carried import carried
+from qsim.explore.carried import same_order
 from qsim.explore.compiling import compiled
 from qsim.explore.enumeration import all_runs, count_schedules
-from qsim.explore.rows import walked
-from qsim.explore.runs import Choices, completed, interleaved, judge
+from qsim.explore.runs import Choices, completed, interleaved
 from qsim.explore.sampled import some_runs
 from qsim.explore.space import Codes, Commits, Space
-from qsim.sim import FIXES, Case, Violation, broken
+from qsim.sim import FIXES, Case, Violation, broken, judge
 
 RUNS = 256
 """Runs of a space on which a fix is tried."""
@@ -89,9 +88,9 @@ def _repaired(space: Space, run: Choices, rewrite: Callable[[Case], Case]) -> tu
 
 def _otherwise(space: Space, choices: Choices, invariant: str) -> Iterator[Repair]:
     """The same workers with an atomic commit, with codes of their own, and with a state each."""
-    steps = tuple(walked(space, completed(space, choices)))
+    whole = Commits.REDUCED if space.commit.ranked else Commits.ATOMIC
     changed = {
-        "commit atomic": replace(space, commit=Commits.ATOMIC),
+        f"commit {whole.value}": replace(space, commit=whole),
         "codes own": replace(space, codes=Codes.OWN),
         "scope layer_worker": replace(space, scope="layer_worker", declared="layer_worker"),
     }
@@ -99,7 +98,7 @@ def _otherwise(space: Space, choices: Choices, invariant: str) -> Iterator[Repai
         if other == space:
             continue
         try:
-            same = invariant not in broken(judge(carried(other, steps)))
+            same = invariant not in broken(judge(same_order(other, space, choices)))
             reached = breadth_first(compiled(other), budget=STATES)
         except QsimError:  # the defect needs what was changed
             continue

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from qsim.errors import CaseError
 from qsim.explore.runs import Choices
 from qsim.explore.space import Space
 from qsim.sim import Violation
 
 
 class Kind(Enum):
-    """A way to break an invariant. I3 has three, which need different runs."""
+    """A way to break an invariant. I3, I10 and I12 have several, which need different runs."""
 
     PAIRING = ("I1", "decoded with another version")
     REPLAY = ("I2", "recomputed with another version")
@@ -20,7 +21,16 @@ class Kind(Enum):
     MISSING_COMMIT = ("I3", "no commit in a unit")
     OWNERSHIP = ("I4", "state or codes of another owner")
     OBSERVATIONS = ("I5", "other observations than the unit's")
-    TORN_READ = ("I7", "versions mixed in one decode")
+    REPLICAS = ("I6", "other observations than the group's")
+    TORN_READ = ("I7", "a torn pair, or versions or casts mixed in one decode")
+    PERSISTENCE = ("I8", "read back otherwise than saved")
+    CACHE = ("I9", "a cast of other weights or another descale")
+    MISPAIRED = ("I10", "a queue hands out another operation's entry")
+    LEFT_IN_QUEUE = ("I10", "an entry left in a queue at the end of its step")
+    ALGEBRA = ("I11", "amaxes merged otherwise than by max")
+    FROZEN = ("I12", "observed, and never committed")
+    HELD_UP = ("I12", "a scale or a rank that nothing moves on")
+    CONTEXT = ("I13", "recomputed in another context")
 
     @property
     def invariant(self) -> str:
@@ -33,16 +43,32 @@ class Kind(Enum):
         return self.value[1]
 
 
-_BY_INVARIANT = {kind.invariant: kind for kind in Kind if kind.invariant != "I3"}
+_WORDS = {
+    Kind.LOST_COMMIT: "a commit is lost",
+    Kind.MISSING_COMMIT: "no commit in unit",
+    Kind.SECOND_COMMIT: "in unit",
+    Kind.LEFT_IN_QUEUE: "at the end of its step",
+    Kind.MISPAIRED: "takes",
+    Kind.FROZEN: "still in its initial state",
+    Kind.HELD_UP: "",
+}
+"""What the reasons of kinds of one invariant have in them, in the order in which they are looked for."""
 
 
 def kind_of(violation: Violation) -> Kind:
-    """The kind of a violation that ``check`` found; the three of I3 are told apart by its words."""
-    if violation.invariant != "I3":
-        return _BY_INVARIANT[violation.invariant]
-    if "lost" in violation.because:
-        return Kind.LOST_COMMIT
-    return Kind.MISSING_COMMIT if violation.because.startswith("no commit") else Kind.SECOND_COMMIT
+    """The kind of a violation that ``check`` found; kinds of one invariant are told apart by its words.
+
+    Raises CaseError for a violation that has no kind.
+    """
+    kinds = [kind for kind in Kind if kind.invariant == violation.invariant]
+    if len(kinds) == 1:
+        return kinds[0]
+    for kind, words in _WORDS.items():
+        if kind in kinds and words in violation.because:
+            return kind
+    raise CaseError(
+        f"explore: {violation.invariant} ({violation.because}) is of no kind; name it in qsim.explore.result.Kind"
+    )
 
 
 class Engine(Enum):

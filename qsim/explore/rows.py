@@ -9,6 +9,7 @@ from qsim.explore.footprints import Footprint, footprint
 from qsim.explore.notation import label, sign
 from qsim.explore.space import Space
 from qsim.explore.threads import threads
+from qsim.explore.waiting import ready
 from qsim.quant import StateKey
 from qsim.record import Op, Record, Version
 from qsim.sim import Violation
@@ -16,7 +17,7 @@ from qsim.sim.events import Event, Slot
 
 
 class Walked(NamedTuple):
-    """One event of a run: whose it is, and whether it starts a piece that leaves another worker before its end."""
+    """One event of a run: whose it is, and whether it starts a piece that leaves another worker that could go on."""
 
     worker: int
     event: Event
@@ -24,7 +25,7 @@ class Walked(NamedTuple):
 
 
 class Row(NamedTuple):
-    """seq: of the record. preempts: another worker was left before its end, to run this one.
+    """seq: of the record. preempts: another worker was left that could go on, to run this one.
 
     cells, snapshots: what the event changed, as "L0/qkv/input 0 -> 1" and "snap w0 @0"; verdicts: ids of the
     invariants that it breaks.
@@ -42,10 +43,11 @@ class Row(NamedTuple):
 def walked(space: Space, choices: Sequence[int]) -> Iterator[Walked]:
     """The events of a run in order, as ``interleaved`` has them. The choices must fit the space."""
     workers = threads(space)
+    needs = [[piece.needs for piece in thread.pieces] for thread in workers]
     done, last = [0] * len(workers), -1
     for worker in choices:
         thread = workers[worker]
-        left = last >= 0 and worker != last and done[last] < len(workers[last].pieces)
+        left = last not in (-1, worker) and last in ready(needs, done)
         piece = thread.pieces[done[worker]]
         for at, event in enumerate(thread.events[piece.start : piece.stop]):
             yield Walked(worker, event, left and at == 0)
@@ -67,7 +69,7 @@ def rows_of(
         preempted |= step.preempts
         verdicts = tuple(dict.fromkeys(v.invariant for v in violations if v.event == seq))
         cells, snapshots = writer.cells(record, mark), writer.snapshots(record, mark, shared)
-        point = not shared.isdisjoint((mark.cell, *mark.puts, *mark.takes))
+        point = not shared.isdisjoint((mark.cell, mark.place, *mark.puts, *mark.takes))
         if mark.op is not None and (point or cells or snapshots or verdicts):
             rows.append(Row(seq, step.worker, preempted, sign(record), cells, snapshots, verdicts))
             preempted = False  # the mark stands at the first row of the piece
@@ -87,6 +89,8 @@ class _Changes:
         """The epoch of a cell that was written; "1 -> 1" where a write did not count."""
         if not mark.writes_cell:
             return ()
+        if record.part == "descale" and record.used is not None:
+            return (f"{record.owner} descale -> {record.used.epoch + 1}",)
         return (f"{record.owner} {record.epoch_before} -> {record.epoch_after}",)
 
     def snapshots(self, record: Record, mark: Footprint, shared: set[StateKey | Slot]) -> tuple[str, ...]:
@@ -104,6 +108,8 @@ class _Changes:
         return f"{self._called(name, record)} {now if before is None else f'{before} -> {now}'}"
 
     def _now(self, record: Record) -> str:
+        if record.got is not None:
+            return f"entry of worker {record.got[5]}"
         held = self._version(record.used, record.op)
         return f"{held} of worker {record.op[5]}" if record.kind == "quantize" and record.op else held
 

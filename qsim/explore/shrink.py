@@ -15,7 +15,7 @@ from qsim.errors import QsimError
 from qsim.explore.compiling import compiled
 from qsim.explore.counterexample import cut, replayed
 from qsim.explore.preempted import Least, preemption_bounded
-from qsim.explore.runs import Choices, completed, preemptions
+from qsim.explore.runs import Choices, can_run, completed, preemptions
 from qsim.explore.space import PARTS, Codes, Commits, Space
 from qsim.explore.token import Token
 
@@ -116,7 +116,7 @@ class _Best:
             for choices in _shorter(self.token.choices):
                 if clock() >= end:
                     return
-                if _fits(self.token.space, choices) and self.offer(self.token.space, choices):
+                if can_run(self.token.space, choices) and self.offer(self.token.space, choices):
                     again = True
                     break
 
@@ -166,8 +166,3 @@ def _shorter(choices: Choices) -> Iterator[Choices]:
 
 def _joined(turns: list[tuple[int, int]]) -> Choices:
     return tuple(worker for worker, count in turns for _ in range(count))
-
-
-def _fits(space: Space, choices: Choices) -> bool:
-    lengths = compiled(space).lengths
-    return all(choices.count(worker) <= length for worker, length in enumerate(lengths))

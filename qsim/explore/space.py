@@ -20,6 +20,14 @@ class Commits(Enum):
 
     ATOMIC = "atomic"  # one indivisible read, update and write
     SPLIT = "split"  # read, then write: others may act in between
+    TORN = "torn"  # read, then write the scale, then its descale
+    REDUCED = "reduced"  # workers are ranks: each hands in what it saw, waits for all, and commits what all saw
+    ASYNC = "async"  # the same, but each commits its own before it has waited
+
+    @property
+    def ranked(self) -> bool:
+        """True where workers are ranks whose states are replicas."""
+        return self in (Commits.REDUCED, Commits.ASYNC)
 
 
 class Codes(Enum):
@@ -108,12 +116,22 @@ class Space:
             object.__setattr__(self, name, value)
         _known("declared scope", self.declared, SCOPES)
         _known("recipe", self.recipe, RECIPES)
+        if self.commit.ranked and not (SCOPES[self.scope].worker and SCOPES[self.declared].worker):
+            raise UsageError(
+                f'explore: commit "{self.commit.value}" makes workers ranks with a replica of each state, and scope '
+                f'"{self.scope}" declared "{self.declared}" has none a worker; use scope "layer_worker"'
+            )
 
     @property
     def cadence(self) -> Cadence:
         """The declared unit of a commit; never None."""
         assert self.unit is not None, "filled in when the space was made"
         return self.unit
+
+    @property
+    def ranks(self) -> int:
+        """Workers whose states are replicas; 1 where workers are no ranks."""
+        return self.workers if self.commit.ranked else 1
 
     def text(self) -> str:
         """The space in one word, without blanks: ``space_of`` reads it back."""

@@ -11,12 +11,29 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from qsim.errors import CaseError
-from qsim.explore.footprints import footprint
+from qsim.explore.footprints import footprint, mailbox
 from qsim.explore.space import NO_DEFECT, PARTS, Codes, Commits, Space
+from qsim.explore.waiting import Needs, ready
 from qsim.formats import get_format
 from qsim.quant import OpId, StateKey, TensorRole, make_recipe
 from qsim.sim import PRESETS, SCOPES, Case, Reads, ScheduleSpec, build_case, get_defect
-from qsim.sim.events import Commit, Consume, Drop, Event, Fetch, Operand, Quantize, Schedule, Slot, Store
+from qsim.sim.events import (
+    Commit,
+    Consume,
+    Drop,
+    Event,
+    Fetch,
+    Group,
+    Observe,
+    Operand,
+    Part,
+    Quantize,
+    Reduce,
+    Schedule,
+    Slot,
+    Store,
+    Wait,
+)
 from qsim.sim.schedule import slot
 
 FORMAT = "e4m3"
@@ -26,12 +43,14 @@ FORMAT = "e4m3"
 class Piece(NamedTuple):
     """What one scheduling choice runs: events start..stop-1 of a thread, of which at most one is shared.
 
-    touches: the cells and slots of that event which two workers share, each with True where it is written.
+    touches: what that event touches (cells, slots, places) and two workers share, each with True where it is written.
+    needs: what must be done before, as pairs of a worker and its number of pieces: a wait needs all that it waits for.
     """
 
     start: int
     stop: int
     touches: tuple[tuple[StateKey | Slot, bool], ...]
+    needs: Needs = ()
 
 
 class Thread(NamedTuple):
@@ -42,21 +61,58 @@ class Thread(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-def whole(event: Commit) -> tuple[Event, ...]:
+def whole(event: Commit, ranks: int) -> tuple[Event, ...]:
     """The commit as it is: one indivisible event."""
     return (event,)
 
 
-def read_and_write(event: Commit) -> tuple[Event, ...]:
+def read_and_write(event: Commit, ranks: int) -> tuple[Event, ...]:
     """The commit as a read of the state and a write of its successor."""
     base = slot("base", event.op)
-    return Fetch(event.phase, event.op, event.cell, base), Store(event.phase, event.op, event.cell, base, event.obs)
+    store = Store(event.phase, event.op, event.cell, base, event.obs, event.fold)
+    return Fetch(event.phase, event.op, event.cell, base), store
 
 
-COMMITS: Mapping[Commits, Callable[[Commit], tuple[Event, ...]]] = MappingProxyType(
-    {Commits.ATOMIC: whole, Commits.SPLIT: read_and_write}
+def read_and_write_parts(event: Commit, ranks: int) -> tuple[Event, ...]:
+    """The commit as a read, and a write of each part of the pair."""
+    fetch, store = read_and_write(event, ranks)
+    assert isinstance(store, Store), "as it was just made"
+    return fetch, store._replace(part=Part.SCALE), store._replace(part=Part.DESCALE)
+
+
+def reduced(event: Commit, ranks: int) -> tuple[Event, ...]:
+    """The commit of a rank: hand in what was seen, wait for what all have seen, fold that in."""
+    sends, waits, merged = _collective(event, ranks)
+    return *sends, *waits, event._replace(obs=merged)
+
+
+def committed_before_the_wait(event: Commit, ranks: int) -> tuple[Event, ...]:
+    """The same with a commit of what this rank has seen, before it has waited."""
+    sends, waits, _ = _collective(event, ranks)
+    return *sends, event, *waits
+
+
+def _collective(event: Commit, ranks: int) -> tuple[list[Reduce], list[Wait], tuple[Slot, ...]]:
+    """One round for each observation: the n-th of a rank meets the n-th of the others."""
+    op = event.op._replace(worker_id=0, microbatch=0)
+    called = f"{slot('group', op)}/t{op.logical_step}/{event.phase.value}"
+    rounds = [Group(f"{called}/{at}", ranks) for at in range(len(event.obs))]
+    merged = tuple(f"{slot('obs.group', event.op)}/{event.phase.value}/{at}" for at in range(len(event.obs)))
+    sends = [Reduce(event.phase, event.op, group, name) for group, name in zip(rounds, event.obs, strict=True)]
+    waits = [Wait(event.phase, event.op, group, name) for group, name in zip(rounds, merged, strict=True)]
+    return sends, waits, merged
+
+
+COMMITS: Mapping[Commits, Callable[[Commit, int], tuple[Event, ...]]] = MappingProxyType(
+    {
+        Commits.ATOMIC: whole,
+        Commits.SPLIT: read_and_write,
+        Commits.TORN: read_and_write_parts,
+        Commits.REDUCED: reduced,
+        Commits.ASYNC: committed_before_the_wait,
+    }
 )
-"""What a commit is in events, by mode."""
+"""What a commit is in events, by mode and by the number of ranks."""
 
 
 @lru_cache(maxsize=64)
@@ -90,14 +146,67 @@ def threads(space: Space) -> tuple[Thread, ...]:
     schedule = tuple(_cast_only(case_of(space).schedule, PARTS[space.part].cast))
     if space.codes is Codes.SCRATCH:
         schedule = tuple(_in_scratch(schedule))
-    programs = [tuple(_own(schedule, worker, COMMITS[space.commit])) for worker in range(space.workers)]
-    return cut(programs)
+    mode = COMMITS[space.commit]
+
+    def commit(event: Commit) -> tuple[Event, ...]:
+        return mode(event, space.workers)
+
+    return cut([tuple(_own(schedule, worker, commit)) for worker in range(space.workers)])
 
 
 def cut(programs: Sequence[Schedule]) -> tuple[Thread, ...]:
-    """Programs as threads, cut where they share something."""
+    """Programs as threads, cut where they share something. CaseError for ranks that would wait for ever."""
     shared = shared_names(programs)
-    return tuple(Thread(worker, events, _cut(events, shared)) for worker, events in enumerate(programs))
+    pieces = [_cut(events, shared) for events in programs]
+    sent = _sent_by(programs, pieces)
+    found = tuple(
+        Thread(worker, events, tuple(_with_needs(events, piece, sent) for piece in mine))
+        for worker, (events, mine) in enumerate(zip(programs, pieces, strict=True))
+    )
+    needs, done = [[piece.needs for piece in thread.pieces] for thread in found], [0] * len(found)
+    while can := ready(needs, done):  # who can go on stays able to, so one order tells of all
+        done[can[0]] += 1
+    if done != [len(mine) for mine in needs]:
+        raise CaseError("workers wait for each other for ever: they meet in different orders")
+    return found
+
+
+def _sent_by(programs: Sequence[Schedule], pieces: Sequence[tuple[Piece, ...]]) -> dict[str, dict[int, int]]:
+    """By group and worker the pieces that must be done until what the worker hands in is there."""
+    sent: dict[str, dict[int, int]] = {}
+    for worker, (events, mine) in enumerate(zip(programs, pieces, strict=True)):
+        for number, piece in enumerate(mine, 1):
+            for event in events[piece.start : piece.stop]:
+                if isinstance(event, Reduce):
+                    sent.setdefault(event.group.name, {})[worker] = number
+    return sent
+
+
+def _with_needs(events: Schedule, piece: Piece, sent: Mapping[str, Mapping[int, int]]) -> Piece:
+    needs: dict[int, int] = {}
+    for event in events[piece.start : piece.stop]:
+        if isinstance(event, Wait) and mailbox(event.group.name) in dict(piece.touches):
+            there = sent.get(event.group.name, {})
+            if len(there) != event.group.size:
+                raise CaseError(
+                    f"reduction {event.group.name} waits for {event.group.size} ranks and {len(there)} take part: no "
+                    "worker could ever go on"
+                )
+            needs |= {worker: max(count, needs.get(worker, 0)) for worker, count in there.items()}
+    return piece._replace(needs=tuple(sorted(needs.items())))
+
+
+def reduces_of(programs: Sequence[Schedule]) -> dict[str, list[Observe]]:
+    """What is handed in to each group: the events that saw it."""
+    found: dict[str, list[Observe]] = {}
+    for events in programs:
+        saw: dict[Slot, Observe] = {}
+        for event in events:
+            if isinstance(event, Observe):
+                saw[event.into] = event
+            elif isinstance(event, Reduce):
+                found.setdefault(event.group.name, []).append(saw[event.obs])
+    return found
 
 
 def _cast_only(schedule: Schedule, roles: frozenset[TensorRole]) -> Iterator[Event]:
@@ -154,14 +263,16 @@ def _own(schedule: Schedule, worker: int, commit: Callable[[Commit], tuple[Event
             mine = tuple(name for name in event.slots if name in by and by[name].worker_id == worker)
             if mine:
                 yield Drop(event.phase, mine)
-        elif mark.op is not None and mark.op.worker_id == worker:
+        elif mark.op is None:
+            raise CaseError(f"{type(event).__name__} is of all workers at once; the explorer does not follow it")
+        elif mark.op.worker_id == worker:
             yield event
         if mark.op is not None:
             by.update(dict.fromkeys(mark.puts, mark.op))
 
 
 def shared_names(programs: Sequence[Schedule]) -> frozenset[StateKey | Slot]:
-    """Cells and slots that two workers touch and at least one writes: where an order can make a difference."""
+    """Cells, slots and places that two workers touch and one writes: where an order can make a difference."""
     users: dict[StateKey | Slot, set[int]] = {}
     written: set[StateKey | Slot] = set()
     for worker, events in enumerate(programs):
@@ -179,6 +290,8 @@ def _touched(event: Event) -> Iterator[tuple[StateKey | Slot, bool]]:
         yield mark.cell, mark.writes_cell
     yield from ((name, True) for name in mark.puts)
     yield from ((name, False) for name in mark.takes if name not in mark.puts)
+    if mark.place:
+        yield mark.place, mark.writes_place
 
 
 def _cut(events: Schedule, shared: frozenset[StateKey | Slot]) -> tuple[Piece, ...]:

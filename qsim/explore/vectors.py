@@ -12,12 +12,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qsim.arrays import I64
-from qsim.explore.program import After, Differ, Foreign, Instruction, Move, Outside, Program, Raise, Set
+from qsim.explore.program import (
+    After,
+    Differ,
+    Foreign,
+    Instruction,
+    Judging,
+    Mixed,
+    Move,
+    Outside,
+    Pop,
+    Program,
+    Push,
+    Queue,
+    Raise,
+    Set,
+    Term,
+)
 from qsim.explore.result import Kind
 
 Rows = np.ndarray[tuple[int, int], np.dtype[Any]]
 """States, one a row, in the fields of the program."""
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+Column = np.ndarray[Any, np.dtype[Any]]
 Words = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # odd, so that one word alone is mixed without loss
@@ -54,7 +71,7 @@ def grown(program: Program, rows: Rows) -> Iterator[Grown]:
     """All successors, by worker and instructions: pieces with equal ones are run together."""
     for worker, code in enumerate(program.code):
         numbers = program.numbers[worker]
-        number = np.array(numbers)[rows[:, program.done(worker)]]
+        number = np.where(ready_rows(program, rows, worker), np.array(numbers)[rows[:, program.done(worker)]], -1)
         for at in np.flatnonzero(np.bincount(number + 1)[1:]).tolist():  # those there are, and none that has ended
             parents = np.flatnonzero(number == at)
             after = rows[parents]
@@ -62,9 +79,19 @@ def grown(program: Program, rows: Rows) -> Iterator[Grown]:
             yield Grown(after, parents, worker, raised)
 
 
+def ready_rows(program: Program, rows: Rows, worker: int) -> Mask:
+    """Where a worker can run its next piece."""
+    done = rows[:, program.done(worker)]
+    ready: Mask = done < program.lengths[worker]
+    for piece, needs in enumerate(program.needs[worker]):
+        for other, count in needs:
+            ready &= (done != piece) | (rows[:, program.done(other)] >= count)
+    return ready
+
+
 def successors(program: Program, rows: Rows) -> int:
     """How many successors the rows have, before any are found to be alike."""
-    return sum(int((rows[:, program.done(w)] < length).sum()) for w, length in enumerate(program.lengths))
+    return sum(int(ready_rows(program, rows, w).sum()) for w in range(program.workers))
 
 
 def widest(program: Program, rows: Rows, budget: int) -> int:
@@ -82,7 +109,11 @@ def advance_rows(program: Program, rows: Rows, worker: int, instructions: tuple[
                 rows[:, field] = value
             case Move(field, source, add):
                 np.add(rows[:, source], rows.dtype.type(add), out=rows[:, field])
-            case Differ() | Outside() | Foreign() | After() | Raise():
+            case Push(queue):
+                _push(rows, queue)
+            case Pop(queue, newest):
+                _pop(rows, queue, newest=newest)
+            case Differ() | Outside() | Foreign() | Mixed() | After() | Raise():
                 where = _where(program, rows, worker, do)
                 if where is None or where.any():
                     raised.append(Raised(do.kind, do.at, where))
@@ -93,7 +124,31 @@ def advance_rows(program: Program, rows: Rows, worker: int, instructions: tuple[
     rows[:, program.done(worker)] += 1
 
 
-def _where(program: Program, rows: Rows, worker: int, do: Differ | Outside | Foreign | After | Raise) -> Mask | None:
+def _push(rows: Rows, queue: Queue) -> None:
+    every, at = np.arange(len(rows)), _length(rows, queue)
+    rows[every, queue.versions + at] = rows[:, queue.out]
+    rows[every, queue.ops + at] = rows[:, queue.out + 1]
+
+
+def _pop(rows: Rows, queue: Queue, *, newest: bool) -> None:
+    every, end = np.arange(len(rows)), _length(rows, queue) - 1
+    for out, first in ((queue.out, queue.versions), (queue.out + 1, queue.ops)):
+        if newest:
+            rows[:, out] = rows[every, first + end]
+            rows[every, first + end] = 0
+            continue
+        last = first + queue.size - 1
+        rows[:, out] = rows[:, first]
+        rows[:, first:last] = rows[:, first + 1 : last + 1].copy()
+        rows[:, last] = 0
+
+
+def _length(rows: Rows, queue: Queue) -> I64:
+    length: I64 = (rows[:, queue.ops : queue.versions] != 0).sum(axis=1)
+    return length
+
+
+def _where(program: Program, rows: Rows, worker: int, do: Judging) -> Mask | None:
     match do:
         case Differ(left, right):
             differ: Mask = rows[:, left] != rows[:, right]
@@ -102,12 +157,23 @@ def _where(program: Program, rows: Rows, worker: int, do: Differ | Outside | For
             return (rows[:, field] < least) | (rows[:, field] >= below)
         case Foreign(field, allowed):
             return ~np.isin(rows[:, field], np.array(allowed, rows.dtype))
+        case Mixed(versions, ops):
+            return _mixed(*(_term(rows, term) for term in (*versions, *ops)))
         case After(first):
             done = [rows[:, program.done(w)] > count for w, count in first if w != worker]
             after: Mask = np.logical_or.reduce(done)
             return after
         case Raise():
             return None
+
+
+def _term(rows: Rows, term: Term) -> Column:
+    return np.full(len(rows), term.number) if term.field is None else rows[:, term.field]
+
+
+def _mixed(left: Column, right: Column, one: Column, other: Column) -> Mask:
+    mixed: Mask = (left == right) & (left != 0) & (one != other) & (one != 0) & (other != 0)
+    return mixed
 
 
 def words(rows: Rows) -> Words:

@@ -56,7 +56,7 @@ def exit_code(found: Search) -> int:
 
 def verdict(found: Search) -> str:
     """What the search says, and how far it goes, in one sentence or two."""
-    broken = ", ".join(sorted(found.broken))
+    broken = ", ".join(_broken(found))
     said = f"breaks {broken}" if broken else "no run breaks an invariant"
     if found.private:
         return f"{said}. No two workers share a cell: all runs are of one class, so one run is the proof for all."

@@ -19,7 +19,7 @@ that has ended is passed over, and what is left runs at the end.
 """
 
 from qsim.explore import followed, interleaved, space_of
-from qsim.sim import check, records_of
+from qsim.sim import judge
 
 # workers.steps.layers.scope.declared.commit.codes.unit.preset.recipe.defect.part
 SPACE = "{space}"
@@ -30,8 +30,7 @@ TOKEN = "{token}"
 def test_{name}():
     space = space_of(SPACE)
     case = interleaved(space, followed(space, RUN))
-    found = check(records_of(case), scope=case.context.scope, unit=case.context.unit)
-    assert [] == [violation for violation in found if violation.invariant == "{id}"]
+    assert [] == [violation for violation in judge(case) if violation.invariant == "{id}"]
 '''
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from qsim.explore import Choices, Codes, Commits, Kind, Space, completed, interleaved, judge, kind_of, preemptions
+from qsim.explore import Choices, Codes, Commits, Kind, Space, completed, interleaved, kind_of, preemptions
 from qsim.explore.enumeration import all_runs
 from qsim.explore.program import Program, first_raises
-from qsim.sim import Cadence
+from qsim.sim import Cadence, judge
 
 SPLIT, SCRATCH, STEP = Commits.SPLIT, Codes.SCRATCH, Cadence.STEP
 
@@ -36,6 +36,21 @@ SMALL: dict[str, Space] = {
     "read then write": Space(defect="D10"),
     "scratch": Space(codes=SCRATCH),
     "never commits": Space(preset="current"),
+    "torn": Space(commit=Commits.TORN),
+    "torn, own states": Space(scope="layer_worker", commit=Commits.TORN),
+    "live reads torn": Space(defect="D01", commit=Commits.TORN),
+    "ranks": Space(scope="layer_worker", commit=Commits.REDUCED),
+    "ranks, two steps": Space(steps=2, scope="layer_worker", commit=Commits.REDUCED),
+    "ranks commit first": Space(scope="layer_worker", commit=Commits.ASYNC),
+    "three ranks commit first": Space(workers=3, scope="layer_worker", commit=Commits.ASYNC),
+    "te_fused": Space(preset="te_fused"),
+    "te_fused, unit step": Space(preset="te_fused", unit=STEP),
+    "te_fused, whole model": Space(layers=2, scope="model", preset="te_fused", workers=1),
+    "te_unfused split": Space(preset="te_unfused", commit=SPLIT),
+    "torchao_delayed": Space(preset="torchao_delayed"),
+    "flax": Space(preset="flax"),
+    "te_jax": Space(preset="te_jax"),
+    "msamp": Space(preset="msamp"),
 }
 """Every mechanism of the explorer once; few enough interleavings to judge all of them."""
 

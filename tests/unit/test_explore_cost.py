@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from qsim.errors import CaseError
-from qsim.explore import Codes, Commits, Space, followed, interleaved, judge
+from qsim.explore import Codes, Commits, Space, followed, interleaved
 from qsim.explore.carried import step_by_step
 from qsim.explore.chance import random_walk
 from qsim.explore.compiling import compiled
 from qsim.explore.cost import MOST, Setting, cost_of, twin_of, worst_of
-from qsim.sim import Cadence
+from qsim.sim import Cadence, judge
 
 SETTING = Setting(seeds=8)
 SPLIT = Space(commit=Commits.SPLIT)

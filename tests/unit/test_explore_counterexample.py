@@ -15,7 +15,6 @@ from qsim.explore import (
     counterexample,
     followed,
     interleaved,
-    judge,
     repairs,
     replayed,
 )
@@ -23,7 +22,7 @@ from qsim.explore.breadth import Reached
 from qsim.explore.carried import carried
 from qsim.explore.notation import programs
 from qsim.explore.rows import Row, walked
-from qsim.sim import broken
+from qsim.sim import broken, judge
 
 SPLIT = Space(commit=Commits.SPLIT)
 LOST = Token(space=SPLIT, choices=(0, 0, 1, 1, 1, 0), invariant="I3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import os
@@ -13,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qsim.cli import exploring
 from qsim.errors import UsageError
-from qsim.explore import Codes, Commits, Engine, Kind, Search, Space, explore, preempted, vectors
+from qsim.explore import BUDGET, Codes, Commits, Engine, Kind, Search, Space, explore, preempted, vectors
 from qsim.explore.breadth import breadth_first
 from qsim.explore.chance import chance_of_a_run, random_priorities, random_walk
 from qsim.explore.classes import count_classes
@@ -67,10 +69,10 @@ def test_two_commits_of_one_unit_are_found_from_the_unit_and_the_scope_alone() -
 
 
 def test_a_reused_buffer_is_found_from_the_buffer_and_the_number_of_workers_alone() -> None:
-    """D12 by search."""
-    assert {Kind.PAIRING: 1, Kind.OWNERSHIP: 1} == needed(Space(codes=SCRATCH))
+    """D12 by search: I4 and I7 where no epoch tells the casts apart, I1 where a commit came between."""
+    assert {Kind.PAIRING: 1, Kind.OWNERSHIP: 1, Kind.TORN_READ: 1} == needed(Space(codes=SCRATCH))
     assert {} == needed(Space(codes=SCRATCH, workers=1))
-    assert {Kind.OWNERSHIP: 1} == needed(Space(codes=SCRATCH, preset="current"))
+    assert {Kind.OWNERSHIP: 1, Kind.TORN_READ: 1} == needed(Space(codes=SCRATCH, preset="current"))
 
 
 def test_a_state_a_layer_and_worker_is_one_class_and_that_is_the_proof() -> None:
@@ -152,6 +154,7 @@ def test_of_runs_with_the_same_events_the_one_with_fewer_preemptions_is_the_leas
         numbers=((0, 0, 0, -1), (0, -1), (0, 0, 0, 1, -1)),
         ends=((0, 1, 3, 4), (0, 1), (0, 1, 2, 3, 4)),
         touches=((frozenset(),) * 3, (frozenset(),), (frozenset(),) * 4),
+        needs=(((),) * 3, ((),), ((),) * 4),
         kinds=(Kind.PAIRING,),
         start=(0,) * 8,
         block=1,
@@ -241,6 +244,10 @@ def test_a_program_whose_numbers_do_not_fit_a_byte_takes_two() -> None:
     assert 301 * 301 == breadth_first(program, budget=10**6, symmetry=False).states
 
 
+def test_the_commands_budget_is_the_searchs() -> None:
+    assert BUDGET == inspect.signature(exploring.explore).parameters["budget"].default
+
+
 def test_a_budget_below_one_is_refused() -> None:
     with pytest.raises(UsageError, match="budget 0 is too small"):
         searched(Space(), budget=0)
@@ -295,7 +302,7 @@ def test_the_command_prints_json() -> None:
         (("--scope", "cell"), "known: layer"),
         (("--preset", "none"), "use another preset"),
         (("--defect", "D99"), "D99"),
-        (("--commit", "torn"), 'commit "torn" is unknown; known: atomic, split'),
+        (("--commit", "tom"), 'commit "tom" is unknown; known: atomic, split, torn, reduced, async'),
         (("--workers", "9"), "at most 8"),
     ],
 )
