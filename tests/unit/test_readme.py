@@ -12,6 +12,8 @@ import pytest
 from typer.main import get_command
 
 from qsim.cli import app
+from qsim.scenarios import SCENARIOS
+from qsim.sim import RULES
 from qsim.sweep.known import registries
 from qsim.sweep.schema import SweepConfig
 
@@ -50,7 +52,7 @@ def test_the_demo_output_in_the_readme_is_the_real_one():
 
 
 def test_the_readme_names_commands():
-    commands = {"demo", "formats", "bench", "defects", "run", "schedule", "lint", "sweep", "status", "doctor"}
+    commands = {"demo", "explore", "formats", "bench", "defects", "run", "schedule", "lint", "sweep", "status", "doctor"}
     assert commands == {line.split()[0] for line in COMMANDS}
 
 
@@ -108,8 +110,10 @@ def test_names_in_the_readme_are_registered():
     for kind, names in (("Stateful recipes", known.recipes), ("Presets", known.presets)):
         (line,) = re.findall(rf"^- {kind}: (.*(?:\n  .*)*)", scope, re.MULTILINE)
         assert set(re.findall(r"`(\w+)`", line)) == set(names)
-    (line,) = re.findall(r"^- Defects (.*(?:\n  .*)*)", scope, re.MULTILINE)
-    assert set(re.findall(r"D\d\d", line)) == {name for name in known.defects if re.fullmatch(r"D\d\d", name)}
+    assert "All forty-one defects of the catalogue" in scope
+    assert {f"D{n:02}" for n in range(1, 42)} == {name for name in known.defects if re.fullmatch(r"D\d\d", name)}
+    assert f"{len(SCENARIOS)} public reports as scenarios" in scope
+    assert "thirteen\n  invariants" in scope and len(RULES) == 13
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
