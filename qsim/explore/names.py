@@ -16,8 +16,8 @@ from qsim.sim.invariants import unit_of
 
 Key = tuple[StateKey, tuple[int, ...]]
 """A declared owner and a unit: what one commit is due for."""
-Group = tuple[StateKey, int, int]
-"""An owner without its rank, a step, and which of the rank's units in it: what replicas agree on."""
+Group = tuple[StateKey, int, int, int]
+"""What replicas agree on: an owner without its rank, a step, which of the rank's units in it, which commit of that."""
 Seen = frozenset[tuple[OpId, Phase]]
 
 NOTHING: Seen = frozenset()
@@ -191,12 +191,14 @@ def _sent(observe: Observe) -> Seen:
 
 
 class Rounds:
-    """Which of a rank's units in a step a commit belongs to, asked for one commit after the other."""
+    """Which of a rank's units in a step a commit belongs to, and which of its commits it is, asked for one after the
+    other."""
 
     def __init__(self, declared: Declared) -> None:
         self._declared = declared
         self._last: dict[tuple[StateKey, int], tuple[int, ...]] = {}
         self._rounds: dict[tuple[StateKey, int], int] = {}
+        self._nth: dict[tuple[StateKey, int], int] = {}
 
     def of(self, op: OpId) -> Group:
         """The group of the next commit, which is of ``op``."""
@@ -204,7 +206,9 @@ class Rounds:
         if self._last.get(mine) != unit:
             self._rounds[mine] = self._rounds.get(mine, -1) + 1
             self._last[mine] = unit
-        return self._declared.scope(op._replace(worker_id=0)), op.logical_step, self._rounds[mine]
+            self._nth[mine] = -1
+        self._nth[mine] += 1
+        return self._declared.scope(op._replace(worker_id=0)), op.logical_step, self._rounds[mine], self._nth[mine]
 
 
 def others(parts: Iterable[tuple[int, Seen]], seen: Seen) -> int | None:

@@ -52,7 +52,19 @@ def test_the_demo_output_in_the_readme_is_the_real_one():
 
 
 def test_the_readme_names_commands():
-    commands = {"demo", "explore", "formats", "bench", "defects", "run", "schedule", "lint", "sweep", "status", "doctor"}
+    commands = {
+        "demo",
+        "explore",
+        "formats",
+        "bench",
+        "defects",
+        "run",
+        "schedule",
+        "lint",
+        "sweep",
+        "status",
+        "doctor",
+    }
     assert commands == {line.split()[0] for line in COMMANDS}
 
 
@@ -113,7 +125,8 @@ def test_names_in_the_readme_are_registered():
     assert "All forty-one defects of the catalogue" in scope
     assert {f"D{n:02}" for n in range(1, 42)} == {name for name in known.defects if re.fullmatch(r"D\d\d", name)}
     assert f"{len(SCENARIOS)} public reports as scenarios" in scope
-    assert "thirteen\n  invariants" in scope and len(RULES) == 13
+    assert "thirteen\n  invariants" in scope
+    assert len(RULES) == 13
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))

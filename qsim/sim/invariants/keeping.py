@@ -58,7 +58,8 @@ def _stash_discipline(trace: Judged) -> Iterator[Violation]:
             waiting.clear()  # the process is another one; what it lost is I8's
             continue
         for queue, entries in waiting.items():
-            for entry in [entry for entry in entries if entry[0][0] < record.op[0]]:
+            # another worker may be a step ahead: each ends its own
+            for entry in [e for e in entries if e[0][0] < record.op[0] and e[0][5] == record.op[5]]:
                 entries.remove(entry)
                 yield _left(trace, queue, entry)
         entries = waiting.setdefault(record.queue, [])
