@@ -44,13 +44,45 @@ def test_the_correct_protocol_breaks_nothing_and_replays_to_the_bit(fmt: str, re
     assert 0 == r.nonfinite_outputs
 
 
-@pytest.mark.parametrize("name", ["D01", "D02", "D03", "D04", "D05", "D07", "D09", "D10"])
+NEED_MORE = {"D06": "gradients", "D23": "gradients", "D36": "two formats"}  # than the capture that ships has
+FREE = {  # of numbers: a mistake that costs nothing on this data, and breaks its rule all the same
+    "D18": "the live value is by luck the same",
+    "D19": "entries pile up, and each operation takes its own",
+    "D20": "at window 1 the same amax twice is the same state",
+    "D28": "the window of 1 holds a 0, so the scale is kept",
+    "D37": "at window 1 the same amax twice is the same state",
+    "D40": "a guess alone",
+    "D41": "nearest rounding draws nothing",
+}
+
+
+@pytest.mark.parametrize("name", sorted(DEFECTS.keys() - NEED_MORE.keys()))
 def test_a_defect_of_the_catalogue_comes_out_as_its_row_says(name: str) -> None:
     r = outcome(defect=name, recipe="centred", schedule=ScheduleParams(steps=6))
     assert set(r.broken) == DEFECTS[name].breaks
     assert r.as_expected
     assert r.violations > 0
-    assert r.rel_error_max > 0.01  # every one of them costs something at window 1
+    if name in FREE:
+        assert r.rel_error_max == 0.0
+    else:
+        assert r.rel_error_max > 0.005  # all others cost something at window 1
+
+
+@pytest.mark.parametrize("name", NEED_MORE)
+def test_a_defect_that_the_capture_cannot_host_says_what_is_missing(name: str) -> None:
+    r = outcome(defect=name, recipe="centred", schedule=ScheduleParams(steps=6))
+    assert "not_applicable" == r.status
+    assert NEED_MORE[name] in r.note
+
+
+@pytest.mark.parametrize("name", NEED_MORE)
+def test_the_seeded_workload_hosts_them(name: str) -> None:
+    r = outcome(defect=name, schedule=ScheduleParams(steps=6), workload=WorkloadParams(kind="seeded"))
+    assert set(r.broken) == DEFECTS[name].breaks
+    if name == "D23":  # what comes one unit late comes just before its use: the history is another one, no scale is
+        assert r.rel_error_max == 0.0
+    else:
+        assert r.rel_error_max > 0.01
 
 
 def test_numbers_show_much_at_window_one_and_little_at_sixteen_while_invariants_see_both() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -24,7 +25,8 @@ from qsim.sim import (
     build_case,
     judge,
 )
-from qsim.sim.events import Allocate, Begin, Commit, Quantize, Restore, Stash, Take
+from qsim.sim.control import Control, apply
+from qsim.sim.events import Allocate, Begin, Commit, Load, Observe, Quantize, Reduce, Restore, Stash, Take, Wait
 from tests.unit.defect_cases_a import CATALOGUE, FIXED_BY, OLDER, SHAPES, host_of
 from tests.unit.sim_cases import WITH_GRADIENTS, case_of, recipe_of
 
@@ -175,7 +177,11 @@ def test_a_stale_cache_is_refilled_on_ranks_and_across_restarts(feature: Feature
     case = case_of(recipe_of("delayed"), spec=spec, cadence=cadence, body=WITH_GRADIENTS)
     bad = DEFECTS["D15"].apply(case)
     assert {"I9"} == verdict(bad)
-    assert set() == verdict(FIXES["refill_cache"].rewrite(bad))
+    mended = FIXES["refill_cache"].rewrite(bad)
+    assert set() == verdict(mended)
+    for kind in (Load, Begin, Quantize, Observe, Commit, Reduce, Wait):
+        due = Counter(e[1:2] for e in case.schedule if isinstance(e, kind))  # by operation
+        assert due == Counter(e[1:2] for e in mended.schedule if isinstance(e, kind)), kind.__name__
 
 
 RIGHT = [name for name in FIXES if name not in ("single_snapshot", "per_worker_state")]
@@ -197,7 +203,8 @@ def test_a_queue_in_the_order_of_backward_mends_a_preset_that_has_the_wrong_one(
     flush = case_of(recipe_of("delayed"), spec=spec, preset="te_fused")
     assert {"I2", "I10"} == verdict(flush)
     assert set() == verdict(FIXES["lifo_under_flush"].rewrite(flush))
-    assert flush == FIXES["fifo_under_1f1b"].rewrite(flush)
+    mended = FIXES["lifo_under_flush"].rewrite(flush)
+    assert mended == FIXES["fifo_under_1f1b"].rewrite(mended)  # no pipeline, so it changes nothing
 
 
 def test_a_variant_has_a_host_of_its_own() -> None:
@@ -232,6 +239,14 @@ def test_a_story_has_two_sentences_and_a_report_behind_it() -> None:
         story = DEFECTS[defect_id].story
         assert 2 == story.count(". ") + story.endswith("."), defect_id
         assert DEFECTS[defect_id].anchors
+
+
+@pytest.mark.parametrize("shape", [("D02", ""), ("D17", ""), ("D39", "")], ids=" ".join)
+def test_metadata_that_recompute_has_to_itself_is_freed_with_that_of_forward(shape: tuple[str, str]) -> None:
+    control = Control()
+    for event in DEFECTS[shape[0]].apply(host_of(shape)).schedule:
+        apply(control, event)
+    assert [] == [name for name in control.slots if name.startswith("snap")]
 
 
 # ---- events: the rewrite is the mistake that its story tells ---------------------------------------------------
