@@ -9,7 +9,7 @@ import pytest
 
 from qsim.arrays import same_bits
 from qsim.quant import OpId, QuantSnapshot
-from qsim.sim import DEFECTS, FIXES, PRESETS, Case, Feature, Linear, ScheduleSpec, Scores, Trace, build_case, run
+from qsim.sim import DEFECTS, FIXES, PRESETS, Case, Feature, Linear, ScheduleSpec, Scores, Trace, build_case, judge, run
 from tests.unit.sim_cases import POLICY, env_of, recipe_of, tensors
 
 THREE = (Linear(0, True), Scores(1), Linear(2, True))
@@ -296,3 +296,16 @@ def test_a_second_layout_halves_the_window() -> None:
 
 def test_a_small_host_is_all_that_a_trace_needs() -> None:
     assert ScheduleSpec(steps=1, layers=1) == DEFECTS["D22"].minimal == DEFECTS["D37"].minimal
+
+
+def test_a_commit_that_was_missing_comes_at_the_end_of_its_step_not_before_the_recompute() -> None:
+    # torchao's recompute reads the live state: a commit right behind the last observation would come too early
+    spec = ScheduleSpec(steps=3, layers=1)
+    case = build_case(
+        spec, body=THREE[:2], preset=PRESETS["torchao_delayed"], recipe=recipe_of("delayed"), policy=POLICY
+    )
+    mended = FIXES["commit_every_unit"].rewrite(DEFECTS["D22"].apply(case))
+    assert () == judge(mended)
+    wanted, got = (outputs(run(one, env_of(case))) for one in (case, mended))
+    assert wanted.keys() == got.keys()
+    assert all(same_bits(wanted[key], got[key]) for key in wanted)
