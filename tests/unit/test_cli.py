@@ -245,7 +245,7 @@ def test_shaping_is_printed_where_it_is_used(tmp_path: Path) -> None:
         (["run", "D07"], 2, ["D07 stale_center needs a recipe with a centre"]),
         (["run", "D01", "--fix", "prayer"], 2, ["prayer", "keyed_snapshot"]),
         (["run", "D01", "--layers", "9"], 2, ["schedule.layers 9"]),
-        (["run", "D01", "--workers", "2"], 2, ["microbatches 1 is no multiple of schedule.workers 2"]),
+        (["run", "D01", "--workers", "2"], 2, ["microbatches: 1 is no multiple of schedule.workers 2"]),
         (["status", "nowhere"], 3, ["nowhere"]),
         (["swep"], 2, ["No such command"]),
     ],
