@@ -229,7 +229,7 @@ TORCHAO_DELAYED = Preset(
         ("initial_rule", InitialScale.FROM_DATA),
         ("merge_rule", MergeRule.LAST),
     ),
-    faults=(_ZERO_ENTERS, *_last_speaks("accumulation", "twice", "shared")),
+    faults=(_ZERO_ENTERS, *_last_speaks("accumulation", "shared states", "twice", "shared")),
     story="torchao's delayed scaling: one call a step renews every scale, so recompute may read the live state; each "
     "cast overwrites the amax, so the last microbatch of a step speaks for all.",
 )

@@ -124,6 +124,12 @@ def families() -> list[ScheduleSpec]:
                 steps=2, microbatches=2 * workers, layers=4, workers=workers, order=order, features=frozenset(features)
             )
         )
+    found += [
+        ScheduleSpec(steps=2, microbatches=m, layers=4, workers=2, order=o)
+        for m in (2, 4)
+        for o in Order
+        if m > 2 or o is not Order.INTERLEAVED
+    ]
     single = [replace(s, microbatches=s.workers) for s in found if s.order is not Order.INTERLEAVED]
     return found + single[:40]
 

@@ -106,16 +106,17 @@ def _step(writer: Writer, step: int) -> list[Event]:
 
 
 def _commits(writer: Writer, events: Iterable[Event], phase: Phase, unit: str) -> list[Event]:
-    """One merged commit for each owner that was observed in ``events``; ranks reduce first."""
-    seen: dict[StateKey, list[Observe]] = {}
+    """One merged commit for each owner and unit observed in ``events``; ranks reduce first, under the name ``unit``."""
+    seen: dict[tuple[StateKey, tuple[int, ...]], list[Observe]] = {}
     for event in events:
         if isinstance(event, Observe) and event.phase in (Phase.FORWARD, Phase.BACKWARD):
-            seen.setdefault(writer.scope(event.op), []).append(event)
+            unit_of = event.op[:1] if phase is Phase.UPDATE else event.op[:2]
+            seen.setdefault((writer.scope(event.op), unit_of), []).append(event)
     if writer.spec.ranks > 1:
-        return list(_reduced(writer, seen, phase, unit))
+        return list(_reduced(writer, {cell: observed for (cell, _), observed in seen.items()}, phase, unit))
     return [
         Commit(phase, observed[-1].op, cell, tuple(o.into for o in observed), writer.fold)
-        for cell, observed in seen.items()
+        for (cell, _), observed in seen.items()
     ]
 
 

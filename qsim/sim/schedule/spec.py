@@ -181,8 +181,8 @@ class ScheduleSpec:
         return 2 if self.features & {Feature.TWICE, Feature.SHARED} else 1
 
     def traits(self) -> frozenset[str]:
-        """All that a fault or a defect may ask for: features, the order, "accumulation", "workers", "ranks",
-        "pipeline", "recompute", "several layers", "later steps".
+        """All that a fault or a defect may ask for: features, the order, "accumulation", "workers", "ranks", "shared
+        states", "pipeline", "recompute", "several layers", "later steps".
         """
         found = {feature.value for feature in self.features} | {self.order.value}
         found |= {"recompute"} if Feature.NO_CHECKPOINT not in self.features else set()
@@ -191,6 +191,7 @@ class ScheduleSpec:
         found |= {"accumulation"} if self.batches > 1 else set()
         found |= {"workers"} if self.workers > 1 else set()
         found |= {"ranks"} if self.ranks > 1 else set()
+        found |= {"shared states"} if self.workers > self.ranks else set()
         found |= {"pipeline"} if self.order.pipelined else set()
         return frozenset(found)
 
