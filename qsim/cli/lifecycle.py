@@ -96,8 +96,8 @@ def run(
     from qsim.sweep.known import registries
     from qsim.sweep.run import replay_cell
 
-    if defect in SCENARIOS:
-        _run_scenario(defect, context)
+    if defect.lower() in SCENARIOS:
+        _run_scenario(defect.lower(), context)
     if fix and fix not in FIXES:
         raise typer.BadParameter(f'"{fix}" is unknown; known: {", ".join(FIXES)}', param_hint="--fix")
     study = one_cell_study(defect, fmt, recipe, window, preset, resolve_backend(backend))

@@ -33,7 +33,8 @@ def defect_id(defect: str) -> str:
     from qsim.sim import CONTRASTS, DEFECTS
 
     by_name = {d.name: d.id for d in (*DEFECTS.values(), *CONTRASTS.values())}
-    return by_name.get(defect, defect)
+    whole, slash, variant = defect.partition("/")
+    return by_name.get(whole, whole) + slash + variant
 
 
 def one_cell_study(

@@ -67,8 +67,10 @@ def schedule(
 
 
 def _data(plan: Plan, rows: list[dict[str, object]]) -> dict[str, object]:
+    from qsim.sim import in_order
+
     found = [violation._asdict() for violation in plan.violations]
-    return {"events": rows, "broken": plan.broken, "expected": sorted(plan.expected), "violations": found}
+    return {"events": rows, "broken": plan.broken, "expected": list(in_order(plan.expected)), "violations": found}
 
 
 def _cell_of_words(defect: str, sets: list[str]) -> Cell:
@@ -107,6 +109,7 @@ def lint(
     json: JsonFlag = False,
 ) -> None:
     """Judge every distinct schedule of a study without replaying a tensor; exit 1 at an unexpected verdict."""
+    from qsim.sim import in_order
     from qsim.sweep.config import load_study
     from qsim.sweep.known import registries
     from qsim.sweep.plan import lint_cells
@@ -118,7 +121,7 @@ def lint(
             data.append({"schedule": name, "status": "not_applicable", "note": why})
             line = f"{name}: not applicable: {why}"
         else:
-            broken, expected = list(plan.broken), sorted(plan.expected)
+            broken, expected = list(plan.broken), list(in_order(plan.expected))
             fine = broken == expected
             odd += not fine
             count = len(plan.violations)

@@ -128,7 +128,7 @@ class Lowering:
     # What is judged
 
     def _owned(self, op: OpId, cell: StateKey) -> None:
-        if cell != self._names.declared.scope(op):
+        if cell._replace(copy=0) != self._names.declared.scope(op):  # a copy has the name of its owner
             self._raise(Kind.OWNERSHIP)
 
     def _whole(self, cell: StateKey) -> None:
@@ -259,7 +259,7 @@ class Lowering:
     def _owner(self, version: Version, op: OpId) -> None:
         due = self._names.declared.scope(op)
         if version.cell is not None:
-            if version.cell != due:
+            if version.cell._replace(copy=0) != due:
                 self._raise(Kind.OWNERSHIP)
         elif due not in self._names.first:
             self._raise(Kind.OWNERSHIP)

@@ -16,7 +16,7 @@ from qsim.explore.space import NO_DEFECT, PARTS, Codes, Commits, Space
 from qsim.explore.waiting import Needs, ready
 from qsim.formats import get_format
 from qsim.quant import OpId, StateKey, TensorRole, make_recipe
-from qsim.sim import PRESETS, SCOPES, Case, Reads, ScheduleSpec, build_case, get_defect
+from qsim.sim import PRESETS, SCOPES, Case, Defect, Feature, Reads, ScheduleSpec, build_case, get_defect
 from qsim.sim.events import (
     Commit,
     Consume,
@@ -136,8 +136,21 @@ def case_of(space: Space) -> Case:
     if space.defect != NO_DEFECT:
         defect = get_defect(space.defect)
         defect.require(preset, recipe)
-        case = defect.rewrite(case)
+        case = _with(defect, case)
     return case
+
+
+def _with(defect: Defect, case: Case) -> Case:
+    """The case with a defect. Units and sizes are the space's to choose; what it can never have is refused."""
+    never = {feature.value for feature in Feature} | {"ranks"}
+    if missing := (defect.needs & never) - case.context.traits:
+        raise CaseError(
+            f"{defect.id} {defect.name} needs {', '.join(sorted(missing))}: no space of the explorer has it"
+        )
+    made = defect.rewrite(case)
+    if made == case:
+        raise CaseError(f"{defect.id} {defect.name} finds nothing to change in this space")
+    return made
 
 
 @lru_cache(maxsize=64)

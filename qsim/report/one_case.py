@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.report.severity_table import figure, label, short
-from qsim.sim import RULES
+from qsim.sim import RULES, Feature, Order
 from qsim.sweep.cell import Cell
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def case_report(cell: Cell, outcome: Outcome, *, fix: str) -> Iterator[str | Tab
         f"{what}: {short(cell.fmt)}, recipe {cell.recipe}, window {cell.window}, preset {cell.preset}, "
         f"{schedule.steps} steps, {cell.replicas} seeds, {len(outcome.case.schedule)} events"
     )
+    if grown := _grown(cell, outcome):
+        yield f"grown to host it: {grown}"
     verdict = "as expected" if record.as_expected else f"expected {' '.join(record.expected) or 'none'}"
     yield f"invariants broken: {' '.join(record.broken) or 'none'} ({verdict}); {record.violations} violations"
     yield (
@@ -36,13 +38,25 @@ def case_report(cell: Cell, outcome: Outcome, *, fix: str) -> Iterator[str | Tab
         f"replay mismatch {100 * record.replay_mismatch:.1f}% of GEMMs; code match {100 * record.code_match:.1f}%"
     )
     yield (
-        f"error against correct: median {figure(record.rel_error_median)}, p99 {figure(record.rel_error_p99)}, "
-        f"max {figure(record.rel_error_max)}; against high precision: {figure(record.reference_error_median)} "
+        f"error against correct, steps {cell.skip_steps} to {schedule.steps - 1}: median "
+        f"{figure(record.rel_error_median)}, p99 {figure(record.rel_error_p99)}, max {figure(record.rel_error_max)}; "
+        f"against high precision: {figure(record.reference_error_median)} "
         f"(correct twin {figure(record.reference_error_correct)})"
     )
     yield ""
     yield _by_step(outcome)
     yield from _violations(outcome)
+
+
+def _grown(cell: Cell, outcome: Outcome) -> str:
+    """What the schedule has that nobody asked for, because the defect needs it."""
+    traits, asked = outcome.case.context.traits, cell.schedule
+    orders = [order.value for order in Order if order.value in traits and order.value != asked.order]
+    added = [f"order {order}" for order in orders]
+    added += sorted(f"feature {f.value}" for f in Feature if f.value in traits and f.value not in asked.features)
+    added += ["more microbatches"] if "accumulation" in traits and asked.microbatches == 1 else []
+    added += ["more workers"] if "workers" in traits and asked.workers == 1 else []
+    return ", ".join(added)
 
 
 def _by_step(outcome: Outcome) -> Table:

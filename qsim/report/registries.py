@@ -17,7 +17,7 @@ from qsim.formats import ALIASES, FORMATS, POLICIES, MissingNan, NanPolicy, Over
 from qsim.gemm.models import MODELS
 from qsim.quant import RECIPES
 from qsim.quant.plain import CENTERS, NIBBLE_ORDERS
-from qsim.sim import CONTRASTS, DEFECTS, FIXES, PRESETS, RULES, Defect
+from qsim.sim import CONTRASTS, DEFECTS, FIXES, PRESETS, RULES, Defect, in_order
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -122,7 +122,7 @@ def _defect_data(defect: Defect) -> dict[str, object]:
         "name": defect.name,
         "kind": defect.kind,
         "tier": defect.tier,
-        "breaks": sorted(defect.breaks),
+        "breaks": list(in_order(defect.breaks)),
         "fixes": list(defect.fixes),
         "wrong_fixes": list(defect.wrong_fixes),
         "needs": {
@@ -132,6 +132,7 @@ def _defect_data(defect: Defect) -> dict[str, object]:
             "cadence": None if defect.cadence is None else defect.cadence.value,
             "centred_recipe": defect.centred,
         },
+        "variants": {one.name: list(in_order(one.breaks)) for one in defect.variants},
         "story": defect.story,
         "anchors": list(defect.anchors),
     }
@@ -142,7 +143,10 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]])
 
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False, box=None, padding=(0, 1))
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in ("id", "name", "kind", "breaks"))
+        whole = column in ("id", "name", "kind", "breaks")
+        # a name is not cut in two: it must be there whole to be copied
+        words = [w for row in rows if column.endswith("fixed by") for w in str(row[columns.index(column)]).split()]
+        table.add_column(column, overflow="fold", no_wrap=whole, min_width=max(map(len, words), default=0))
     for row in rows:
         table.add_row(*(str(value) for value in row))
     return table
@@ -179,12 +183,15 @@ def formats_tables() -> list[Table]:
 def defects_tables() -> list[Table]:
     """defects_data for a reader, with the invariants and the fixes."""
     rows = [
-        [d.id, d.name, d.kind, d.tier, " ".join(sorted(d.breaks)), ", ".join(d.fixes), ", ".join(d.wrong_fixes)]
+        [d.id, d.name, d.kind, d.tier, " ".join(in_order(d.breaks)), ", ".join(d.fixes), ", ".join(d.wrong_fixes)]
         for d in (*DEFECTS.values(), *CONTRASTS.values())
     ]
     columns = ("id", "name", "kind", "tier", "breaks", "fixed by", "not fixed by")
+    variants = [[f"{d.id}/{one.name}", " ".join(in_order(one.breaks))] for d in DEFECTS.values() for one in d.variants]
     return [
         _table("Defects", columns, rows),
+        _table("Variants", ("id", "breaks"), variants),
+        _table("Stories", ("id", "story"), [[d.id, d.story] for d in (*DEFECTS.values(), *CONTRASTS.values())]),
         _table("Invariants", ("id", "name", "meaning"), [[r.id, r.name, r.meaning] for r in RULES.values()]),
         _table("Fixes", ("name", "story"), [[f.name, f.story] for f in FIXES.values()]),
     ]

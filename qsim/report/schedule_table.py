@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from qsim.quant import OpId, Site, TensorRole
 from qsim.record import OperandRecord, Record
-from qsim.sim import Case, Violation
+from qsim.sim import Case, Violation, in_order
 from qsim.sim.events import Consume, Drop, Event
 from qsim.sim.notation import BY_KIND, Here, arguments_of, declared_by, op_of
 
@@ -98,7 +98,7 @@ def verdict_lines(violations: Sequence[Violation], expected: frozenset[str]) -> 
     by_rule: dict[str, list[Violation]] = {}
     for violation in violations:
         by_rule.setdefault(violation.invariant, []).append(violation)
-    told = f" (expected {' '.join(sorted(expected)) or 'none'})" if set(by_rule) != expected else ""
+    told = f" (expected {' '.join(in_order(expected)) or 'none'})" if set(by_rule) != expected else ""
     yield f"invariants broken: {' '.join(sorted(by_rule)) or 'none'}{told}; {len(violations)} violations"
     for rule, found in sorted(by_rule.items()):
         yield f"{rule} {RULES[rule].name} ({RULES[rule].meaning})"

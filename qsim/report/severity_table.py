@@ -36,6 +36,9 @@ def label(defect: str) -> str:
     known = {**DEFECTS, **CONTRASTS}
     if defect in known:
         return known[defect].name if defect == known[defect].name else f"{defect} {known[defect].name}"
+    whole, _, variant = defect.partition("/")
+    if variant and whole in known:
+        return f"{whole} {known[whole].name}/{variant}"
     return NAMES.get(defect, defect)
 
 

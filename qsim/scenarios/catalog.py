@@ -104,7 +104,7 @@ _ALL = (
         what="An update that hangs on recompute was applied once for each of two nested checkpoints.",
     ),
     Scenario(
-        name="te-1723", report="TransformerEngine 1723", defect="D10", repair="compare_and_set",
+        name="te-1723", report="TransformerEngine 1723", defect="D10", repair="fail_closed_to_one_worker",
         spec=_spec(**_RANKS),
         what="A state was put back through an alias: the commit in between was lost.",
     ),

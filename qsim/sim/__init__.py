@@ -4,7 +4,7 @@ from qsim.sim.case import Case, Context
 from qsim.sim.data import Env
 from qsim.sim.defects import CONTRASTS, DEFECTS, FIXES, Defect, Fix, Variant, get_defect
 from qsim.sim.guard import replay_guarded, run_guarded
-from qsim.sim.invariants import RULES, Violation, broken, check
+from qsim.sim.invariants import RULES, Violation, broken, check, in_order
 from qsim.sim.judge import Lint, judge, lint
 from qsim.sim.presets import PRESETS, Cadence, Preset, Reads
 from qsim.sim.schedule import Body, Feature, Linear, Order, ScheduleSpec, Scores, build_case, ruled
@@ -45,6 +45,7 @@ __all__ = [
     "correct_twin",
     "get_defect",
     "high_precision_twin",
+    "in_order",
     "judge",
     "lint",
     "records_of",

@@ -95,7 +95,8 @@ class Preset:
     rules: options of a recipe with memory by which this system differs (zero rule, window convention, merge rule,
     initial state ...), as pairs of name and value. breaks: the invariants that this order breaks by itself, on every
     schedule but for those that it spares where a trait is there; faults: those that it breaks on some. Empty for a
-    correct protocol.
+    correct protocol. any_unit: the protocol is as right with commits once a step as once a microbatch; a real system
+    under another unit than its ``cadence`` is another protocol, of which breaks and faults say nothing.
     """
 
     name: str
@@ -108,13 +109,14 @@ class Preset:
     detects: Detects = Detects.CALLER
     reduces: Reduces = Reduces.OWNER
     rules: tuple[tuple[str, Any], ...] = ()
+    any_unit: bool = False
     breaks: frozenset[str] = frozenset()
     spares: tuple[tuple[str, frozenset[str]], ...] = ()
     faults: tuple[Fault, ...] = ()
     story: str
 
     def breaks_on(self, traits: frozenset[str]) -> frozenset[str]:
-        """The invariants that this preset breaks by itself on a schedule with these traits."""
+        """The invariants that this preset breaks by itself, under its own unit, on a schedule with these traits."""
         spared = frozenset[str]().union(*(spared for trait, spared in self.spares if trait in traits))
         return (self.breaks - spared).union(*(fault.breaks for fault in self.faults if fault.on(traits)))
 
@@ -142,7 +144,7 @@ def _last_speaks(*features: str) -> tuple[Fault, ...]:
 
 def _mispairs(breaks: set[str], *features: str) -> Fault:
     because = "the queue of a module hands out an entry of another operation"
-    never = frozenset({"no_checkpoint"})
+    never = frozenset({"nothing recomputed"})
     return Fault(features=frozenset(features), breaks=frozenset(breaks), because=because, unless=never)
 
 
@@ -162,6 +164,7 @@ SEED_CORRECT = Preset(
     cadence=Cadence.MICROBATCH,
     trigger=Trigger.CAST,
     rules=_CAREFUL,
+    any_unit=True,
     story="Snapshot first; one commit after the encode; every consumer and the recompute read the snapshot.",
 )
 SEED_DEFECTIVE = Preset(
@@ -175,10 +178,10 @@ SEED_DEFECTIVE = Preset(
     detects=Detects.NOTHING,
     rules=_CAREFUL,
     breaks=frozenset({"I1", "I2", "I3", "I5"}),
-    spares=(("no_checkpoint", frozenset({"I2", "I3", "I5"})),),
+    spares=(("nothing recomputed", frozenset({"I2", "I3", "I5"})),),
     faults=(
         Fault(
-            features=frozenset({"weight_cache"}),
+            features=frozenset({"weight_cache", "weights"}),
             breaks=frozenset({"I9"}),
             because="the state of a cached cast moves on, and its descale is read live",
         ),

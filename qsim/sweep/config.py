@@ -42,7 +42,9 @@ def load_study(path_or_text: Path | str, known: Known, overrides: list[str] | No
     study = read_study(path_or_text, known, overrides)
     if not isinstance(study, SweepConfig):
         where = _source(path_or_text)[0]
-        raise StudyError(f"{where}: kind {shown(study.kind)} is no lifecycle study; read it with read_study")
+        raise StudyError(
+            f"{where}: kind {shown(study.kind)} is no lifecycle study: it has no schedules; give one of kind lifecycle"
+        )
     return study
 
 

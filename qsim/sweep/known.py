@@ -15,11 +15,15 @@ SCALE_ONLY = "float8_e8m0fnu"
 """A format of scales, not of tensors: it has no sign and no zero."""
 
 
+def _variants() -> tuple[str, ...]:
+    return tuple(f"{defect.id}/{one.name}" for defect in DEFECTS.values() for one in defect.variants)
+
+
 def registries() -> Known:
     """Everything that a study can name."""
     tensors = {name: name for name in FORMATS if name != SCALE_ONLY}
     return Known(
-        defects=(*CONTROLS, *DEFECTS, *CONTRASTS),
+        defects=(*CONTROLS, *DEFECTS, *CONTRASTS, *_variants()),
         formats=tensors | {alias: name for alias, name in ALIASES.items() if name in tensors},
         recipes=tuple(RECIPES),
         presets=tuple(PRESETS),

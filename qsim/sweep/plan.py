@@ -34,6 +34,7 @@ from qsim.sim import (
     correct_twin,
     get_defect,
     high_precision_twin,
+    in_order,
     lint,
     ruled,
 )
@@ -205,7 +206,7 @@ class Plan(NamedTuple):
     @property
     def broken(self) -> tuple[str, ...]:
         """The invariants that it breaks, by name."""
-        return tuple(sorted(broken(self.violations)))
+        return in_order(broken(self.violations))
 
 
 @lru_cache(maxsize=64)

@@ -17,7 +17,7 @@ from qsim.arrays import F64, I64
 from qsim.backends import get_backend
 from qsim.errors import CaseError, StudyError
 from qsim.severity import CastSeverity, Severity, measure_severity
-from qsim.sim import Case, Env, Trace, Violation, replay, replay_guarded
+from qsim.sim import Case, Env, Trace, Violation, in_order, replay, replay_guarded
 from qsim.sweep.cell import Cell, CellRecord
 from qsim.sweep.plan import (
     CONTROLS,
@@ -105,7 +105,7 @@ def replay_cell(cell: Cell, *, fix: str = "", guarded: bool = False) -> Outcome:
         severity,
         trace,
         broken_ids=plan.broken,
-        expected=tuple(sorted(plan.expected)),
+        expected=in_order(plan.expected),
         violations=len(plan.violations),
         commits_expected=sum(r.kind in ("commit", "store") for r in correct.records),
         distinct_rows=workload_of(host).distinct_rows,

@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from qsim.errors import UsageError
+from qsim.errors import CaseError, UsageError
 from qsim.explore import Codes, Commits, Kind, Space, classes, explore, kind_of, threads, vectors
 from qsim.explore.breadth import breadth_first
 from qsim.explore.chance import random_priorities, random_walk
@@ -213,7 +213,11 @@ some_spaces = (
 @settings(max_examples=250, deadline=None, derandomize=True, database=None)
 @given(some_spaces, st.integers(0, 2**32))
 def test_any_run_of_any_space_is_judged_as_the_invariants_judge_it(space: Space, seed: int) -> None:
-    program = compiled(space)
+    try:
+        program = compiled(space)
+    except CaseError as error:  # one scope for all layers already: sharing it changes nothing
+        assert "finds nothing to change" in str(error)
+        reject()
     (choices,) = random_walk(program, runs=1, seed=seed)
     assert judged(space, choices) == program.kinds_of(flags_of(program, choices))
     assert events_of(judge(interleaved(space, choices))) == raised_events(program, choices)

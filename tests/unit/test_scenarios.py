@@ -10,9 +10,6 @@ from qsim.errors import StudyError
 from qsim.scenarios import SCENARIOS, Outcome, get_scenario, play_scenario
 from qsim.sim import DEFECTS, FIXES
 
-OTHER_PROTOCOL = {"te-1723"}
-"""Repairs that are correct and not the twin: the workers encode before either has committed."""
-
 
 @cache
 def played(name: str) -> Outcome:
@@ -37,7 +34,7 @@ def test_a_report_breaks_what_the_catalogue_names_and_its_repair_leaves_nothing_
     assert outcome.as_expected
 
 
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in OTHER_PROTOCOL])
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_a_repair_gives_back_the_numbers_of_the_correct_twin(name: str) -> None:
     assert 0.0 == played(name).mended_error
 

@@ -198,6 +198,31 @@ def test_a_stash_is_taken_once_by_its_own_operation_in_its_own_step(count: int, 
     assert count == len(reasons(*records))
 
 
+def test_each_worker_ends_its_own_step() -> None:
+    ahead = OpId(1, worker_id=1)
+    assert set() == verdict(push(OP), push(ahead), pop(ahead, ahead), pop(OP, OP))
+    assert {"I10"} == verdict(push(OP), push(OpId(1)), pop(OpId(1), OpId(1)), pop(OP, OP))
+
+
+# ---- I4 ownership ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["begin", "fetch", "store", "commit"])
+def test_no_event_acts_on_the_state_of_another_owner(kind: str) -> None:
+    foreign = str(LAYER(OP._replace(layer_id=1)))
+    base = Version(foreign, 0, None) if kind == "store" else None
+    moved = kind in ("store", "commit")
+    record = Record(0, kind, "f", OP, foreign, 0, 1 if moved else 0, base, seen=(saw(OP),) if moved else ())
+    assert {"I4"} == verdict(observe(OP), commit(OP, 0, saw(OP)), record) - {"I3"}
+
+
+def test_neither_an_encode_nor_a_decode_takes_the_state_of_another_owner() -> None:
+    foreign = Version(str(LAYER(OP._replace(layer_id=1))), 0, OP)
+    assert {"I4"} == verdict(Record(0, "quantize", "f", OP, used=foreign))
+    operand = OperandRecord(OP, OP, foreign, foreign, None, foreign)
+    assert {"I4"} == verdict(Record(0, "consume", "f", OP, operands=(operand,), gemm="linear"))
+
+
 # ---- I11 algebra, I12 liveness ---------------------------------------------------------------------------------
 
 

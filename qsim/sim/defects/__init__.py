@@ -1,6 +1,7 @@
 """The catalogue of defects and fixes. Each defect is one rewrite; ``step`` knows none of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from qsim.errors import StudyError
@@ -111,11 +112,17 @@ CONTRASTS: Mapping[str, Defect] = MappingProxyType({STALE_SCALE.id: STALE_SCALE}
 
 
 def get_defect(name: str) -> Defect:
-    """A defect or contrast by id ("D01") or name ("consume_after_advance"); StudyError for an unknown one."""
+    """A defect or contrast by id ("D01") or name ("consume_after_advance"), or one of its variants ("D26/mean").
+
+    StudyError for an unknown one.
+    """
     known = {**DEFECTS, **CONTRASTS}
     for defect in known.values():
         if name in (defect.id, defect.name):
             return defect
+        for one in defect.variants:
+            if name in (f"{defect.id}/{one.name}", f"{defect.name}/{one.name}"):
+                return replace(defect.shaped(one.name), id=f"{defect.id}/{one.name}")
     raise StudyError(f'defect "{name}" is unknown; known: {", ".join(known)}; see "qsim defects"')
 
 

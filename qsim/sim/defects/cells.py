@@ -33,7 +33,12 @@ def one_key_for_formats(case: Case) -> Case:
     def cell(key: StateKey) -> StateKey:
         return key._replace(site=ANY) if len(formats.get(role(key), ())) > 1 else key
 
-    return unlike(case, with_cells(case, cell), "role that is cast to two formats in one layer")
+    return unlike(
+        case,
+        with_cells(case, cell),
+        "role that is cast to two formats in one layer: it takes mixed_formats and two linear GEMMs a layer, "
+        'as workload kind "seeded" has',
+    )
 
 
 DANGLING_STATE = Defect(

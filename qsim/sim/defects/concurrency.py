@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qsim.errors import CaseError
-from qsim.quant import OpId, StateKey
+from qsim.quant import MergeRule, OpId, StateKey
 from qsim.sim.case import Case
 from qsim.sim.defects.edits import require_one_unit_a_commit, unlike
 from qsim.sim.defects.model import Defect, rewritten
@@ -40,6 +40,10 @@ def _workers(case: Case) -> int:
 def commit_per_worker(case: Case) -> Case:
     """Each worker commits what it saw itself, where one merged commit was due."""
     _workers(case)
+    if case.context.fold.merge is MergeRule.LAST:
+        raise CaseError(
+            "where the last observation of a unit speaks alone, a commit a worker is another mistake, or none"
+        )
     return split_by_worker(case)
 
 

@@ -25,7 +25,7 @@ from qsim.sim.events import (
     Store,
     Wait,
 )
-from qsim.sim.invariants import broken, unit_of
+from qsim.sim.invariants import broken, in_order, unit_of
 from qsim.sim.judge import judge
 
 TRAINED = (Phase.FORWARD, Phase.BACKWARD)
@@ -75,7 +75,7 @@ def require_correct(case: Case) -> None:
     found = broken(judge(case))
     if found:
         raise CaseError(
-            f"the host breaks {', '.join(sorted(found))} by itself, and a state that never moves hides it: take a "
+            f"the host breaks {', '.join(in_order(found))} by itself, and a state that never moves hides it: take a "
             "preset, order or feature that breaks nothing"
         )
 

@@ -130,6 +130,11 @@ class Defect:
         if preset.cadence is Cadence.NEVER or preset.breaks:
             why = "is defective itself" if preset.breaks else "commits nothing, so no state can be read at a wrong time"
             raise CaseError(f'{self.id} {self.name} needs a correct preset with state; preset "{preset.name}" {why}')
+        if self.cadence not in (None, preset.cadence) and not preset.any_unit:
+            raise CaseError(
+                f"{self.id} {self.name} needs commits once a {self.cadence.value}; preset "
+                f'"{preset.name}" commits once a {preset.cadence.value}, and under another unit it is another protocol'
+            )
         if self.centred and not recipe.centred:
             raise CaseError(f'{self.id} {self.name} needs a recipe with a centre; recipe "{recipe.name}" has none')
 

@@ -17,7 +17,7 @@ from qsim.sim.invariants.reads import ATOMIC_READ, CACHE_VALIDITY, CONTEXT_EQUAL
 from qsim.sim.presets import Cadence
 from qsim.sim.scopes import Scope
 
-__all__ = ["RULES", "Rule", "Violation", "broken", "check", "unit_of"]
+__all__ = ["RULES", "Rule", "Violation", "broken", "check", "in_order", "unit_of"]
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -50,6 +50,11 @@ def check(records: Sequence[Record], *, scope: Scope, unit: Cadence, ranks: int 
     trace = Judged(records, scope=scope, unit=unit, ranks=ranks)
     found = [violation for rule in RULES.values() for violation in rule.judge(trace)]
     return tuple(sorted(found, key=lambda v: (v.event, v.invariant)))
+
+
+def in_order(ids: Iterable[str]) -> tuple[str, ...]:
+    """Ids of invariants by number: I2 before I10."""
+    return tuple(sorted(ids, key=lambda one: int(one[1:])))
 
 
 def broken(violations: Iterable[Violation]) -> frozenset[str]:

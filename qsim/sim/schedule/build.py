@@ -34,7 +34,7 @@ from qsim.sim.events import (
 from qsim.sim.presets import Cadence, Keeps, Preset, Reads, Trigger, Verb
 from qsim.sim.schedule.layers import backward_layer, forward_layer, recompute_layer, weights_layer, works_of
 from qsim.sim.schedule.order import Kind, Pass, parts_of, passes_of
-from qsim.sim.schedule.spec import Body, Feature, ScheduleSpec
+from qsim.sim.schedule.spec import Body, Feature, Linear, ScheduleSpec
 from qsim.sim.schedule.writer import Writer, slot
 from qsim.sim.scopes import LAYER, LAYER_WORKER, Scope
 
@@ -240,9 +240,12 @@ def build_case(
         fold=_fold(recipe),
         recipe=recipe,
     )
+    schedule = build_schedule(writer)
     traits = spec.traits() | _traits(body, recipe, preset)
+    if not any(event.phase is Phase.RECOMPUTE for event in schedule):  # an early stop may leave nothing to do again
+        traits = traits - {"recompute"} | {"nothing recomputed"}
     context = Context(scope=scope, unit=unit, fold=writer.fold, ranks=spec.ranks, traits=traits)
-    return Case(schedule=build_schedule(writer), recipe=recipe, policy=policy, context=context)
+    return Case(schedule=schedule, recipe=recipe, policy=policy, context=context)
 
 
 def ruled(recipe: Recipe, preset: Preset) -> Recipe:
@@ -271,6 +274,7 @@ def _trigger(spec: ScheduleSpec, preset: Preset, unit: Cadence) -> Trigger:
 
 def _traits(body: Body, recipe: Recipe, preset: Preset) -> frozenset[str]:
     found = {"gradients"} if any(getattr(node, "gradients", False) for node in body) else set()
+    found |= {"weights"} if any(isinstance(node, Linear) for node in body) else set()
     found |= {"centre"} if recipe.centred else set()
     found |= {"queue"} if preset.keeps in (Keeps.FIFO, Keeps.LIFO) else set()
     found |= {"reread"} if Verb.BEGIN in preset.recompute else set()
