@@ -216,7 +216,8 @@ def test_any_run_of_any_space_is_judged_as_the_invariants_judge_it(space: Space,
     try:
         program = compiled(space)
     except CaseError as error:  # one scope for all layers already: sharing it changes nothing
-        assert "finds nothing to change" in str(error)
+        if "finds nothing to change" not in str(error):
+            raise
         reject()
     (choices,) = random_walk(program, runs=1, seed=seed)
     assert judged(space, choices) == program.kinds_of(flags_of(program, choices))
