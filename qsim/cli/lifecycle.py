@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated, NoReturn
 
 import typer
@@ -96,10 +97,10 @@ def run(
     from qsim.sweep.known import registries
     from qsim.sweep.run import replay_cell
 
-    if defect.lower() in SCENARIOS:
-        _run_scenario(defect.lower(), context)
     if fix and fix not in FIXES:
         raise typer.BadParameter(f'"{fix}" is unknown; known: {", ".join(FIXES)}', param_hint="--fix")
+    if defect.lower() in SCENARIOS:
+        _run_scenario(defect.lower(), fix, context)
     study = one_cell_study(defect, fmt, recipe, window, preset, resolve_backend(backend))
     sizes = {"steps": steps, "microbatches": microbatches, "layers": layers, "workers": workers}
     sets = schedule_sets(sizes, order, stages, features)
@@ -116,15 +117,16 @@ def run(
     raise typer.Exit(0 if outcome.record.as_expected else 1)
 
 
-def _run_scenario(name: str, context: typer.Context) -> NoReturn:
+def _run_scenario(name: str, fix: str, context: typer.Context) -> NoReturn:
     """Play a public report, which brings its own schedule, recipe and tensors."""
     from qsim.report.scenario import scenario_report
     from qsim.scenarios import get_scenario, play_scenario
 
-    given = [p for p in context.params if p != "defect" and _typed(context, p)]
+    given = [p for p in context.params if p not in ("defect", "fix") and _typed(context, p)]
     if given:
         raise typer.BadParameter(f"{name} is a public report with a schedule of its own; leave --{given[0]} out")
-    outcome = play_scenario(get_scenario(name))
+    scenario = get_scenario(name)
+    outcome = play_scenario(replace(scenario, repair=fix) if fix else scenario)
     out = console()
     for part in scenario_report(outcome):
         out.print(part)

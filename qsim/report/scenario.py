@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -36,12 +37,20 @@ def scenario_report(outcome: Outcome) -> Iterator[str | Table]:
     yield ""
     yield _table(outcome)
     yield (
-        f"\nforward and recompute differ in {100 * outcome.replay:.0f}% of the GEMMs; amaxes over what their scale was "
-        f"made for: {100 * outcome.over_window[0]:.1f}% of the casts, {100 * outcome.over_window[1]:.1f}% when correct"
+        f"errors are relative, of GEMM outputs in phases {' '.join(scenario.phases)}; log2 scale ratio: of scale "
+        "over the correct twin's, median of the casts at that place"
     )
+    yield f"\nforward and recompute differ in {100 * outcome.replay:.0f}% of the GEMMs"
+    broken, correct = outcome.over_window
+    if not math.isnan(broken):
+        yield (
+            f"amaxes over what their scale was made for, after the first window: {100 * broken:.1f}% of the casts, "
+            f"{100 * correct:.1f}% when correct"
+        )
     after = " ".join(_ordered(outcome.after_repair)) or "nothing"
+    said = "what repairs it" if outcome.mends else "what was tried"
     yield (
-        f"what repairs it: {scenario.repair}: {FIXES[scenario.repair].story} Broken after it: {after}; largest error "
+        f"{said}: {scenario.repair}: {FIXES[scenario.repair].story} Broken after it: {after}; largest error "
         f"against the correct twin {figure(outcome.mended_error)}"
     )
 

@@ -51,8 +51,8 @@ class Outcome:
     """What came out: verdicts before and after the repair, figures by line. expected: what the catalogue names.
 
     over_window: share of forward's activation casts after the first window whose amax passes what their scale was made
-    for, broken and correct.
-    mended_error: the largest error against the correct twin after the repair.
+    for, broken and correct; NaN where there is none.
+    mended_error: the largest error against the correct twin after the repair. mends: the catalogue calls it right.
     """
 
     scenario: Scenario
@@ -63,6 +63,7 @@ class Outcome:
     replay: float
     over_window: tuple[float, float]
     mended_error: float
+    mends: bool
 
     @property
     def broken(self) -> frozenset[str]:
@@ -71,8 +72,8 @@ class Outcome:
 
     @property
     def as_expected(self) -> bool:
-        """True where it breaks what the catalogue names and the repair leaves nothing broken."""
-        return self.broken == self.expected and not self.after_repair
+        """True where it breaks what the catalogue names, and a right fix, and no other, leaves nothing broken."""
+        return self.broken == self.expected and self.mends == (not self.after_repair)
 
 
 def play_scenario(scenario: Scenario) -> Outcome:
@@ -108,6 +109,7 @@ def play_scenario(scenario: Scenario) -> Outcome:
         lines=_lines(severity, _drift(wrong, correct, scenario.view), scenario),
         replay=float(severity.replay_mismatch.mean()) if severity.replay_mismatch.size else 0.0,
         over_window=(_over(wrong, scenario.window), _over(correct, scenario.window)),
+        mends=scenario.repair in defect.shaped(scenario.variant).fixes,
         mended_error=float(measure_severity(repaired, correct).worst("rel_error").max()),
     )
 
@@ -196,4 +198,4 @@ def _over(trace: Trace, window: int) -> float:
             cast = trace.casts[record.seq]
             assert cast.snapshot is not None, "the simulator casts through snapshots only"
             over.append(cast.amax.astype(np.float64) * cast.snapshot.scale > cast.snapshot.fmt.max)
-    return float(np.mean(over)) if over else 0.0
+    return float(np.mean(over)) if over else float("nan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -85,6 +86,14 @@ def test_te_539_is_not_a_number_from_the_second_microbatch_on() -> None:
 def test_what_numbers_cannot_see_is_broken_all_the_same() -> None:
     silent = [name for name in SCENARIOS if played(name).replay == 0.0 and played(name).broken]
     assert {"te-1083", "megatron-442", "te-1985", "te-3296"} <= set(silent)
+
+
+def test_a_wrong_repair_can_be_tried_and_is_told_from_a_right_one() -> None:
+    tried = play_scenario(replace(SCENARIOS["te-1047"], repair="per_owner_state"))
+    assert frozenset({"I1", "I9"}) == tried.after_repair
+    assert not tried.mends
+    assert tried.as_expected  # the catalogue says that it does not help
+    assert tried.mended_error > 0.5
 
 
 def test_an_unknown_report_is_refused_with_the_known_ones() -> None:
