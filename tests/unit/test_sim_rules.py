@@ -223,6 +223,19 @@ def test_neither_an_encode_nor_a_decode_takes_the_state_of_another_owner() -> No
     assert {"I4"} == verdict(Record(0, "consume", "f", OP, operands=(operand,), gemm="linear"))
 
 
+def test_a_violation_names_the_events_that_are_involved() -> None:
+    version, live = Version(OWNER, 0, OP), Version(OWNER, 1, None)
+    cast = Record(0, "quantize", "f", OP, used=version)
+    operand = OperandRecord(OP, OP, version, live, None, live)
+    records = [cast, cast, commit(OP, 0), Record(0, "consume", "f", OP, operands=(operand,), gemm="linear")]
+    numbered = [record._replace(seq=i) for i, record in enumerate(records)]
+    found = {v.invariant: v.events for v in check(numbered, scope=LAYER, unit=Cadence.MICROBATCH)}
+    assert (1, 3) == found["I1"]  # the last cast of the codes, and their consumer
+    again = [*numbered[:3], commit(OP, 1)._replace(seq=3)]
+    twice = {v.invariant: v.events for v in check(again, scope=LAYER, unit=Cadence.MICROBATCH)}
+    assert (2, 3) == twice["I3"]  # both commits of the unit
+
+
 # ---- I11 algebra, I12 liveness ---------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -60,6 +61,7 @@ class Judged:
         for record in records:
             self._kinds.setdefault(record.kind, []).append(record)
         self._merged: dict[tuple[str, ...], list[Record]] = {}
+        self._casts: dict[Op, list[int]] | None = None
 
     def of(self, *kinds: str) -> list[Record]:
         """The records of these kinds, in order."""
@@ -99,6 +101,17 @@ class Judged:
                 if operand.codes is not None
             ]
         return self._operands
+
+    def involved(self, record: Record, operand: OperandRecord) -> tuple[int, ...]:
+        """The quantize that made an operand's codes, where the trace has it, and the consumer."""
+        if self._casts is None:  # asked for a violation alone
+            self._casts = {}
+            for cast in self.of("quantize"):
+                if cast.op is not None:
+                    self._casts.setdefault(cast.op, []).append(cast.seq)
+        made = self._casts.get(operand.codes_op, []) if operand.codes_op is not None else []
+        before = bisect_left(made, record.seq)
+        return (made[before - 1], record.seq) if before else (record.seq,)
 
 
 Judge = Callable[[Judged], Iterable[Violation]]

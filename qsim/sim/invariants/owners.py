@@ -22,9 +22,10 @@ def _ownership(trace: Judged) -> Iterator[Violation]:
         due = trace.owner(operand.of)
         if operand.codes_op != operand.of:
             because = f"decodes the codes of another operation: {operand.codes_op}"
-            yield Violation("I4", record.seq, due, because, (record.seq,))
+            yield Violation("I4", record.seq, due, because, trace.involved(record, operand))
         elif operand.descale is not None and operand.descale.owner != due:
-            yield Violation("I4", record.seq, due, f"decodes with the state of {operand.descale.owner}", (record.seq,))
+            because = f"decodes with the state of {operand.descale.owner}"
+            yield Violation("I4", record.seq, due, because, trace.involved(record, operand))
 
 
 def _replica_agreement(trace: Judged) -> Iterator[Violation]:

@@ -15,7 +15,7 @@ def _pairing(trace: Judged) -> Iterator[Violation]:
                 yield Violation(
                     "I1", record.seq, trace.owner(operand.of),
                     f"codes made with {show(operand.codes)} are decoded with the {what} of {show(version)}",
-                    (record.seq,),
+                    trace.involved(record, operand),
                 )  # fmt: skip
 
 
@@ -55,13 +55,14 @@ def _atomic_read(trace: Judged) -> Iterator[Violation]:
         shown = ", ".join(show(part) for part in parts)
         if any(not same(parts[0], part) for part in parts[1:]):
             yield Violation(
-                "I7", record.seq, trace.owner(operand.of), f"one decode mixes versions: {shown}", (record.seq,)
+                "I7", record.seq, trace.owner(operand.of), f"one decode mixes versions: {shown}",
+                trace.involved(record, operand),
             )  # fmt: skip
         elif _of_two_casts(operand):
             yield Violation(
                 "I7", record.seq, trace.owner(operand.of),
                 f"codes of one cast are decoded with the metadata of another: {show(operand.codes)}, {shown}",
-                (record.seq,),
+                trace.involved(record, operand),
             )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def _cache_validity(trace: Judged) -> Iterator[Violation]:
         for operand in record.operands:
             if not operand.cached:
                 continue
-            owner, involved = trace.owner(operand.of), (record.seq,)
+            owner = trace.owner(operand.of)
             if operand.codes_op is None:
                 because = "the cache is read, and nothing was written to it"
             elif operand.weights != record.weights:
@@ -87,7 +88,7 @@ def _cache_validity(trace: Judged) -> Iterator[Violation]:
                 because = f"a cast made with {show(operand.codes)} is read with the descale of {show(operand.descale)}"
             else:
                 continue
-            yield Violation("I9", record.seq, owner, because, involved)
+            yield Violation("I9", record.seq, owner, because, trace.involved(record, operand))
 
 
 _CONTEXT = ("enabled", "fmt", "grad", "train", "cache", "group", "bits")
