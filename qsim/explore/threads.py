@@ -230,8 +230,7 @@ def _cast_only(schedule: Schedule, roles: frozenset[TensorRole]) -> Iterator[Eve
 
     for event in schedule:
         if isinstance(event, Consume):
-            left, right = event.operands
-            yield event._replace(operands=(operand(left), operand(right)))
+            yield event.with_operands(operand)
             continue
         mark = footprint(event)
         moves_state = mark.cell is not None or mark.takes

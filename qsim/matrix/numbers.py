@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from qsim.arrays import same_bits
-from qsim.backends import get_backend
-from qsim.formats import POLICIES
 from qsim.matrix.catches import host_case
 from qsim.matrix.families import Family
 from qsim.severity import measure_severity, replay_mismatch
-from qsim.sim import Case, Defect, Env, Trace, records_of, replay
-from qsim.workloads import Shaping, open_seeded
+from qsim.sim import Case, Defect, Trace
+from qsim.workloads import Shaping
+from qsim.workloads.seeded import play_seeded
 
 SEEDS = (0, 1)
 
@@ -50,11 +48,7 @@ class Vacuity:
 
 def play(case: Case, family: Family) -> Trace:
     """The trace of a case over the seeded workload."""
-    load = open_seeded(
-        Path(), shaping=Shaping(), seeds=SEEDS, layers=family.spec.layers, microbatches=family.spec.microbatches
-    ).load
-    env = Env(load=load, backend=get_backend("numba"), recipe=case.recipe, policy=POLICIES["ocp"], lead=(len(SEEDS),))
-    return replay(case, env, records_of(case))
+    return play_seeded(case, family.spec, seeds=SEEDS, shaping=Shaping())
 
 
 def measure(defect: Defect, family: Family, *, correct: Trace, variant: str = "") -> Numbers:

@@ -104,6 +104,11 @@ class Recipe(ABC):
         return self.timing is Timing.CURRENT or self.begins_from_data(live)
 
     @property
+    def may_need_observation(self) -> bool:
+        """True where some begin needs the observation of the tensor in hand."""
+        return self.timing is Timing.CURRENT or self.initial_rule is not InitialScale.GIVEN
+
+    @property
     def centred(self) -> bool:
         """True where a centre is subtracted before encode."""
         return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from qsim.report.severity_table import figure
 from qsim.scenarios import SCENARIOS, Outcome
-from qsim.sim import FIXES, RULES, get_defect
+from qsim.sim import FIXES, RULES, get_defect, in_order
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,9 +28,11 @@ def scenario_report(outcome: Outcome) -> Iterator[str | Table]:
         f"{spec.microbatches} microbatches x {spec.layers} layers, {spec.workers} worker(s), order "
         f"{spec.order.value}, features: {features}; {scenario.seeds} seeds of drawn tensors"
     )
-    verdict = "as expected" if outcome.broken == outcome.expected else f"expected {' '.join(sorted(outcome.expected))}"
-    yield f"\nwhat broke: {' '.join(_ordered(outcome.broken)) or 'nothing'} ({verdict})"
-    for rule in _ordered(outcome.broken):
+    verdict = (
+        "as expected" if outcome.broken == outcome.expected else f"expected {' '.join(in_order(outcome.expected))}"
+    )
+    yield f"\nwhat broke: {' '.join(in_order(outcome.broken)) or 'nothing'} ({verdict})"
+    for rule in in_order(outcome.broken):
         mine = [v for v in outcome.violations if v.invariant == rule]
         first = mine[0]
         yield f"  {rule} {RULES[rule].name}, {len(mine)} times; event {first.event}, {first.owner}: {first.because}"
@@ -47,16 +49,12 @@ def scenario_report(outcome: Outcome) -> Iterator[str | Table]:
             f"amaxes over what their scale was made for, after the first window: {100 * broken:.1f}% of the casts, "
             f"{100 * correct:.1f}% when correct"
         )
-    after = " ".join(_ordered(outcome.after_repair)) or "nothing"
+    after = " ".join(in_order(outcome.after_repair)) or "nothing"
     said = "what repairs it" if outcome.mends else "what was tried"
     yield (
         f"{said}: {scenario.repair}: {FIXES[scenario.repair].story} Broken after it: {after}; largest error "
         f"against the correct twin {figure(outcome.mended_error)}"
     )
-
-
-def _ordered(rules: frozenset[str]) -> list[str]:
-    return sorted(rules, key=lambda rule: int(rule[1:]))
 
 
 def _table(outcome: Outcome) -> Table:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from qsim.arrays import F64
-from qsim.backends import get_backend
-from qsim.formats import POLICIES, get_format
+from qsim.formats import get_format
 from qsim.quant import OpId, TensorRole, make_recipe
 from qsim.scenarios.model import Scenario, View
 from qsim.severity import Severity, measure_severity
@@ -18,17 +16,14 @@ from qsim.sim import (
     FIXES,
     PRESETS,
     Case,
-    Env,
     Trace,
     Violation,
     broken,
     build_case,
     get_defect,
     judge,
-    records_of,
-    replay,
 )
-from qsim.workloads import open_seeded
+from qsim.workloads.seeded import play_seeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +110,7 @@ def play_scenario(scenario: Scenario) -> Outcome:
 
 
 def _play(case: Case, scenario: Scenario) -> Trace:
-    seeds = tuple(range(scenario.seeds))
-    load = open_seeded(
-        Path(),
-        shaping=scenario.shaping,
-        seeds=seeds,
-        layers=scenario.spec.layers,
-        microbatches=scenario.spec.microbatches,
-    ).load
-    env = Env(load=load, backend=get_backend("numba"), recipe=case.recipe, policy=POLICIES["ocp"], lead=(len(seeds),))
-    return replay(case, env, records_of(case))
+    return play_seeded(case, scenario.spec, seeds=range(scenario.seeds), shaping=scenario.shaping)
 
 
 def _place(op: OpId, view: View) -> int:

@@ -196,6 +196,11 @@ class Consume(NamedTuple):
     operands: tuple[Operand, Operand]
     out: Slot
 
+    def with_operands(self, change: Callable[[Operand], Operand]) -> Consume:
+        """The same GEMM with both operands changed."""
+        left, right = self.operands
+        return self._replace(operands=(change(left), change(right)))
+
 
 class Stash(NamedTuple):
     """Put the value of ``slot`` at the end of ``queue``."""

@@ -11,7 +11,7 @@ from qsim.arrays import F32, frozen
 from qsim.quant import QuantizedTensor
 from qsim.record import Record
 from qsim.sim.case import Case
-from qsim.sim.control import Control, apply, control_step, witness
+from qsim.sim.control import Control, apply, control_step
 from qsim.sim.data import Data, Env, Metadata, data_step, metadata, take
 from qsim.sim.events import Consume, Event, Operand, Quantize
 
@@ -65,10 +65,10 @@ def run(case: Case, env: Env) -> Trace:
     world, keeper = World(Control(), Data()), _Keeper(env)
     records: list[Record] = []
     for event in case.schedule:
-        after = step(world, event, env)
-        records.append(witness(world.control, event))
-        keeper.keep(len(records) - 1, event, after.data)
-        world = after
+        control = world.control.copy()
+        records.append(apply(control, event))
+        world = World(control, data_step(world.data, event, env))
+        keeper.keep(len(records) - 1, event, world.data)
     return keeper.trace(tuple(records))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from qsim.quant import InitialScale, MergeRule, OpId, Timing
 from qsim.sim.case import Case
@@ -34,8 +35,10 @@ def high_precision_twin(case: Case) -> Case:
     for event in _gemms(case):
         ops = [operand.of for operand in event.operands]
         schedule += [Load(event.phase, op, _slot("x", op), contents.get(op, Content.NORMAL)) for op in ops]
-        left, right = (_raw(op) for op in ops)
-        schedule += [event._replace(operands=(left, right)), Drop(event.phase, tuple(_slot("x", op) for op in ops))]
+        schedule += [
+            event.with_operands(lambda operand: _raw(operand.of)),
+            Drop(event.phase, tuple(_slot("x", op) for op in ops)),
+        ]
     return replace(case, schedule=tuple(schedule))
 
 
@@ -74,8 +77,7 @@ def _twin(case: Case) -> Iterator[Event]:
                 if event.phase is not Phase.RECOMPUTE:
                     seen.setdefault((scope(op), unit_of(op, unit)), []).append(_slot("obs", op))
             yield Quantize(event.phase, op, _slot("x", op), _slot("snap", op), _slot("codes", op))
-        left, right = (_decoded(case, operand) for operand in event.operands)
-        yield event._replace(operands=(left, right))
+        yield event.with_operands(partial(_decoded, case))
         yield Drop(event.phase, tuple(_slot(kind, o.of) for o in event.operands for kind in ("x", "codes")))
         for operand in event.operands:
             key = scope(operand.of), unit_of(operand.of, unit)

@@ -14,9 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from qsim.arrays import F32, frozen
+from qsim.backends import get_backend
 from qsim.errors import StudyError
+from qsim.formats import POLICIES
 from qsim.philox import Purpose, random_bell, random_words
 from qsim.quant import OpId, TensorRole
+from qsim.sim import Case, Env, ScheduleSpec, Trace, records_of, replay
 from qsim.sim.schedule import Body, Linear, Scores
 from qsim.workloads.model import Shaping
 
@@ -82,6 +85,13 @@ class Seeded:
         exponent += shaping.layer_spread[op.layer_id] if shaping.layer_spread else 0
         x = np.ldexp(x, exponent)
         return x * np.float32(shaping.outlier_factor) if op.logical_step in shaping.outlier_steps else x
+
+
+def play_seeded(case: Case, spec: ScheduleSpec, *, seeds: Sequence[int], shaping: Shaping) -> Trace:
+    """The trace of a case of ``spec`` over seeded tensors, on the backend numba."""
+    load = Seeded(shaping=shaping, seeds=seeds, layers=spec.layers).load
+    env = Env(load=load, backend=get_backend("numba"), recipe=case.recipe, policy=POLICIES["ocp"], lead=(len(seeds),))
+    return replay(case, env, records_of(case))
 
 
 def open_seeded(path: Path, *, shaping: Shaping, seeds: Sequence[int], layers: int, microbatches: int) -> Seeded:

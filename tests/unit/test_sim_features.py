@@ -28,9 +28,9 @@ from qsim.sim.events import (
     Wait,
 )
 from qsim.sim.schedule import features_of
+from tests.unit.sim_cases import THREE as BODY
 from tests.unit.sim_cases import env_of, recipe_of
 
-BODY = (Linear(0, True), Scores(1), Linear(2, True))
 DELAYED = recipe_of("delayed")
 
 

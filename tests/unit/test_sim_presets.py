@@ -12,13 +12,12 @@ import pytest
 from qsim.backends import get_backend
 from qsim.formats import POLICIES
 from qsim.quant import OpId, TensorRole
-from qsim.sim import PRESETS, Env, Feature, Linear, Order, ScheduleSpec, Scores, Trace, broken, build_case, judge, run
+from qsim.sim import PRESETS, Env, Feature, Linear, Order, ScheduleSpec, Trace, broken, build_case, judge, run
 from qsim.sim.events import Begin, Commit, Consume, Fetch, Observe, Phase, Quantize, Restore, Stash
 from qsim.sim.schedule import GROUPS
-from tests.unit.sim_cases import recipe_of
+from tests.unit.sim_cases import THREE, recipe_of
 
 BODY_OF_ONE = (Linear(0),)
-THREE = (Linear(0, True), Scores(1), Linear(2, True))
 WINDOW = 2
 AMAXES = (4.0, 1.0, 0.0, 8.0, 2.0, 2.0)  # of step 0, 1, ...; E4M3's largest number is 448
 LETTERS = {

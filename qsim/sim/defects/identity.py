@@ -13,7 +13,6 @@ from qsim.sim.defects.rewriting import (
     is_own_gemm,
     replayed_ops,
     through_queue,
-    with_operands,
     without,
 )
 from qsim.sim.events import (
@@ -67,7 +66,7 @@ def fill_once(case: Case) -> Case:
                 return False
 
     kept = without(case, is_gone).schedule
-    return rewritten(case, [with_operands(e, hit) if isinstance(e, Consume) else e for e in kept])
+    return rewritten(case, [e.with_operands(hit) if isinstance(e, Consume) else e for e in kept])
 
 
 def lose_the_cast(case: Case) -> Case:
@@ -90,7 +89,7 @@ def lose_the_cast(case: Case) -> Case:
                     event = event._replace(out=slot("lost", op))
                 schedule.append(event)
             case Consume(operands=operands) if any(o.cached and is_own_gemm(event, o) for o in operands):
-                schedule.append(with_operands(event, own))
+                schedule.append(event.with_operands(own))
                 schedule.append(Drop(event.phase, tuple(slot("lost", o.of) for o in operands if o.cached)))
             case _:
                 schedule.append(event)

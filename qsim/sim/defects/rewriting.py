@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from qsim.quant import InitialScale, OpId, StateKey, Timing
+from qsim.quant import OpId, StateKey
 from qsim.sim.case import Case
 from qsim.sim.defects.model import rewritten
 from qsim.sim.events import (
@@ -49,17 +49,6 @@ def caches_of(case: Case) -> dict[OpId, Slot]:
 def is_own_gemm(consumer: Consume, operand: Operand) -> bool:
     """True for the forward GEMM of the visit that cast this operand: it reads what was just made, cached or not."""
     return consumer.phase is Phase.FORWARD and consumer.op._replace(role_id=operand.of.role_id) == operand.of
-
-
-def with_operands(event: Consume, change: Callable[[Operand], Operand]) -> Consume:
-    """A consumer with both operands changed."""
-    left, right = event.operands
-    return event._replace(operands=(change(left), change(right)))
-
-
-def needs_the_tensor(case: Case) -> bool:
-    """True where a begin may need the observation of the tensor in hand."""
-    return case.recipe.timing is Timing.CURRENT or case.recipe.initial_rule is not InitialScale.GIVEN
 
 
 class _Due(NamedTuple):
@@ -112,7 +101,7 @@ def replay_with(case: Case, enter: Callable[[Quantize], Iterable[Event]]) -> Cas
                 if isinstance(one, Quantize):
                     made[one.out], freed[event.by] = (event.by, one.by), one.by
         elif isinstance(event, Consume):
-            schedule.append(with_operands(event, renamed))
+            schedule.append(event.with_operands(renamed))
         elif isinstance(event, Drop):
             also = (freed[name] for name in event.slots if name in freed)
             schedule.append(event._replace(slots=tuple(dict.fromkeys((*event.slots, *also)))))
@@ -150,9 +139,9 @@ def through_queue(
 def begun_again(case: Case, event: Quantize, cell: StateKey) -> Iterator[Event]:
     """A cast of recompute that reads the live state as it is now, and encodes with that."""
     op, meta, seen = event.op, slot("snap.r", event.op), slot("obs.r", event.op)
-    if needs_the_tensor(case):
+    if case.recipe.may_need_observation:
         yield Observe(event.phase, op, event.src, None, seen)
-    yield Begin(event.phase, op, cell, meta, seen if needs_the_tensor(case) else None)
+    yield Begin(event.phase, op, cell, meta, seen if case.recipe.may_need_observation else None)
     yield event._replace(by=meta)
 
 

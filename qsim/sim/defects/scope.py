@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from qsim.quant import ANY, OpId, StateKey
+from qsim.quant import ANY, OpId
 from qsim.sim.case import Case
 from qsim.sim.defects.edits import unlike, with_cells
 from qsim.sim.defects.model import Defect, rewritten
-from qsim.sim.defects.rewriting import caches_of, with_operands
+from qsim.sim.defects.rewriting import caches_of
 from qsim.sim.events import (
     Begin,
-    Commit,
     Consume,
     Drop,
     Event,
-    Fetch,
     Observe,
     Operand,
     Quantize,
-    Restore,
-    SaveState,
     Slot,
     Stash,
-    Store,
 )
 from qsim.sim.presets import Cadence
 from qsim.sim.schedule import ScheduleSpec
@@ -29,18 +24,7 @@ from qsim.sim.schedule import ScheduleSpec
 
 def share_over_layers(case: Case) -> Case:
     """One state serves all layers: every cell forgets its layer."""
-
-    def shared(cell: StateKey) -> StateKey:
-        return cell._replace(layer_id=ANY)
-
-    schedule: list[Event] = []
-    for event in case.schedule:
-        if isinstance(event, (Begin, Commit, Fetch, Store, Restore)):
-            event = event._replace(cell=shared(event.cell))
-        elif isinstance(event, SaveState):
-            event = event._replace(cells=tuple(dict.fromkeys(shared(cell) for cell in event.cells)))
-        schedule.append(event)
-    return rewritten(case, schedule)
+    return with_cells(case, lambda cell: cell._replace(layer_id=ANY))
 
 
 def _shared_slot(op: OpId) -> Slot:
@@ -68,7 +52,7 @@ def one_snapshot(case: Case) -> Case:
             case Stash(op=op, slot=name) if name in keyed:
                 schedule.append(event._replace(slot=_shared_slot(op)))
             case Consume():
-                schedule.append(with_operands(event, operand))
+                schedule.append(event.with_operands(operand))
             case Drop(slots=slots):
                 schedule.append(event._replace(slots=tuple(s for s in slots if s not in keyed)))
             case _:

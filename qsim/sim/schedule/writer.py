@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qsim.formats import FORMATS
-from qsim.quant import InitialScale, OpId, Recipe, StateKey, TensorRole, Timing
+from qsim.quant import OpId, Recipe, StateKey, TensorRole
 from qsim.sim.events import (
     PLAIN,
     Begin,
@@ -62,11 +62,6 @@ class Writer:
     def queued(self) -> bool:
         """True where a queue carries the metadata to recompute."""
         return self.preset.keeps in (Keeps.FIFO, Keeps.LIFO)
-
-    @property
-    def current(self) -> bool:
-        """True where a begin may need the observation of the tensor in hand."""
-        return self.recipe.timing is Timing.CURRENT or self.recipe.initial_rule is not InitialScale.GIVEN
 
     def has(self, feature: Feature) -> bool:
         """True where the schedule has this feature."""
@@ -129,7 +124,7 @@ class Writer:
         verbs = self.verbs(phase)
         cell, src, meta = self.scope(op), slot("x", op), self.snapshot_slot(op, phase)
         seen = slot(f"obs.{phase.value}", op)
-        if self.current and Verb.BEGIN in verbs:
+        if self.recipe.may_need_observation and Verb.BEGIN in verbs:
             yield Observe(phase, op, src, None, seen)
             verbs = tuple(v for v in verbs if v is not Verb.OBSERVE)
         if self.queued and phase is Phase.RECOMPUTE:
@@ -138,7 +133,7 @@ class Writer:
         for verb in verbs:
             match verb:
                 case Verb.BEGIN:
-                    yield Begin(phase, op, cell, meta, seen if self.current else None)
+                    yield Begin(phase, op, cell, meta, seen if self.recipe.may_need_observation else None)
                     if self.queued and phase is Phase.FORWARD and replayed and not self.cached(op):
                         yield Stash(phase, op, queue_of(cell), meta)
                 case Verb.QUANTIZE:

@@ -61,8 +61,7 @@ def descale_in_the_data(case: Case) -> Case:
         if isinstance(event, Quantize):
             made_with[event.out] = event.by
         elif isinstance(event, Consume):
-            left, right = event.operands
-            event = event._replace(operands=(paired(left), paired(right)))
+            event = event.with_operands(paired)
         schedule.append(event)
     return rewritten(case, schedule)
 
@@ -115,8 +114,7 @@ def per_owner_state(case: Case) -> Case:
         elif isinstance(event, (Quantize, Observe)) and event.by is not None:
             event = event._replace(by=own(event.by, event.op))
         elif isinstance(event, Consume):
-            left, right = event.operands
-            event = event._replace(operands=(operand(left), operand(right)))
+            event = event.with_operands(operand)
         schedule.append(event)
     return rewritten(case, schedule)
 

@@ -9,7 +9,7 @@ from qsim.quant import OpId, StateKey
 from qsim.sim.case import Case
 from qsim.sim.defects.fixes.general import keyed_snapshot
 from qsim.sim.defects.model import rewritten
-from qsim.sim.defects.rewriting import Committing, caches_of, in_modes, needs_the_tensor, with_operands
+from qsim.sim.defects.rewriting import Committing, caches_of, in_modes
 from qsim.sim.events import (
     PLAIN,
     Allocate,
@@ -82,7 +82,7 @@ def own_descale_in_cache(case: Case) -> Case:
     for event in case.schedule:
         if isinstance(event, Quantize):
             made_with[event.out] = event.by
-        schedule.append(with_operands(event, own) if isinstance(event, Consume) else event)
+        schedule.append(event.with_operands(own) if isinstance(event, Consume) else event)
     return rewritten(case, schedule)
 
 
@@ -120,7 +120,7 @@ def _kept_casts(case: Case) -> Case:
             case Allocate(slots=slots) if set(slots) <= set(moved.values()):
                 continue
             case Consume():
-                schedule.append(with_operands(event, kept))
+                schedule.append(event.with_operands(kept))
             case _:
                 schedule.append(event)
     return rewritten(case, schedule)
@@ -139,11 +139,11 @@ class _Refill:
         """The events of ``op``, which casts the weight that ``made`` cast in another step."""
         begin, quantize, seen = self._begun[made], self._cast[made], slot("obs.f", op)
         yield Load(Phase.FORWARD, op, quantize.src)
-        if needs_the_tensor(self._case):
+        if self._case.recipe.may_need_observation:
             yield Observe(Phase.FORWARD, op, quantize.src, None, seen)
         yield begin._replace(op=op)
         yield quantize._replace(op=op)
-        if not needs_the_tensor(self._case):
+        if not self._case.recipe.may_need_observation:
             yield Observe(Phase.FORWARD, op, quantize.src, begin.into, seen)
         if self._case.context.unit is Cadence.MICROBATCH:
             yield from self._committing.commit(Phase.FORWARD, op, begin.cell, seen)
@@ -174,7 +174,7 @@ def _cast_every_step(case: Case) -> Case:
                 if operand.cached and operand.of != wanted and fresh.get(operand.codes) != wanted:
                     schedule += refill.cast(operand.of, wanted)
                     fresh[operand.codes] = wanted
-            event = with_operands(event, partial(_of_its_step, event.op.logical_step))
+            event = event.with_operands(partial(_of_its_step, event.op.logical_step))
         elif isinstance(event, (Optimize, LoadState)):
             schedule += refill.end()
             fresh.clear()

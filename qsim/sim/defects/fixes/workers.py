@@ -104,9 +104,8 @@ def own_buffers(case: Case) -> Case:
         match event:
             case Quantize(op=op, out=out):
                 event = event._replace(out=own(out, op))
-            case Consume(operands=(left, right)):
-                left, right = (o._replace(codes=own(o.codes, o.of)) for o in (left, right))
-                event = event._replace(operands=(left, right))
+            case Consume():
+                event = event.with_operands(lambda o: o._replace(codes=own(o.codes, o.of)))
             case Drop(slots=slots):
                 freed = [own(name, op) for name in slots for op in shared.get(name, (OpId(0),))]
                 event = event._replace(slots=tuple(freed))
@@ -215,7 +214,6 @@ def decoded_everywhere(case: Case) -> Case:
         if isinstance(event, Quantize):
             made[event.op] = event
         elif isinstance(event, Consume):
-            left, right = event.operands
-            event = event._replace(operands=(decoded(left), decoded(right)))
+            event = event.with_operands(decoded)
         schedule.append(event)
     return rewritten(case, schedule)
