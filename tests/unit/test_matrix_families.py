@@ -56,7 +56,7 @@ def test_a_family_does_what_its_row_says() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_what_took_four_features_is_in_no_family_of_strength_one_and_in_some_of_strength_four() -> None:
+def test_what_took_four_features_is_in_no_family_of_strength_two_and_in_some_of_strength_four() -> None:
     def hosts(strength: int) -> int:
         four = [
             f
@@ -68,7 +68,8 @@ def test_what_took_four_features_is_in_no_family_of_strength_one_and_in_some_of_
         ]
         return len(four)
 
-    assert hosts(4) > 0
+    assert (0, 0) == (hosts(1), hosts(2))
+    assert hosts(4) > hosts(3) > 0
 
 
 @pytest.mark.parametrize("strength", [0, 5])
