@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from qsim.matrix import Matrix, Numbers
+from qsim.matrix.families import MAX_STRENGTH
 from qsim.matrix.numbers import Vacuity
 from qsim.sim import RULES, Defect
 
@@ -75,10 +76,8 @@ def notes(matrix: Matrix, defects: Sequence[Defect], numbers: Sequence[Measured]
     """What the tables add up to."""
     nowhere = [name_of(d.id, v) for d, v in rows_of(defects) if not any(cell.hosted for cell in matrix.of(d.id, v))]
     if nowhere:
-        yield (
-            f"hosted by no family of strength {matrix.strength}: {', '.join(nowhere)}; "
-            f"take --strength {min(matrix.strength + 1, 4)}"
-        )
+        more = f"; take --strength {matrix.strength + 1}" if matrix.strength < MAX_STRENGTH else ""
+        yield f"hosted by no family of strength {matrix.strength}: {', '.join(nowhere)}{more}"
     silent = [name_of(c.defect, c.variant) for c in matrix.cells if c.hosted and not c.broken]
     yield f"caught by no invariant on some family that hosts them: {', '.join(sorted(set(silent))) or 'none'}"
     odd = sorted({name_of(c.defect, c.variant) for c in matrix.cells if not c.as_expected})

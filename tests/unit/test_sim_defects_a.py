@@ -218,6 +218,16 @@ def test_a_variant_has_a_host_of_its_own() -> None:
         DEFECTS["D17"].shaped("entered_thrice")
 
 
+def test_a_variant_excludes_what_its_defect_does_not() -> None:
+    shared = ScheduleSpec(
+        steps=1, layers=1, microbatches=2, workers=2, order=Order.ALTERNATE, features=frozenset({Feature.TWICE})
+    )
+    case = case_of(recipe_of("delayed"), spec=shared, cadence=Cadence.MICROBATCH)
+    with pytest.raises(CaseError, match="D17 stash_mispairing excludes shared states"):
+        DEFECTS["D17"].apply(case, "entered_twice")
+    assert "shared states" not in DEFECTS["D17"].excludes
+
+
 def test_a_host_with_an_excluded_feature_is_refused_by_name() -> None:
     nested = ScheduleSpec(steps=1, layers=1, microbatches=2, features=frozenset({Feature.NESTED}))
     for refused in (

@@ -190,6 +190,8 @@ STASH_MISPAIRING = Defect(
             breaks=frozenset({"I10"}),  # both visits have one epoch: the entry is another's, its value is not
             minimal=ScheduleSpec(steps=1, layers=1, order=Order.ALTERNATE, features=frozenset({Feature.TWICE})),
             needs=frozenset({"twice", "recompute"}),
+            # workers on one state share its queue: the entry may then be of another unit, and of another epoch
+            excludes=_KEEPS_NO_SLOT | {"nested", "shared states"},
             orders=(Order.ALTERNATE, *_PIPELINES),
         ),
         Variant(

@@ -28,7 +28,7 @@ class Fix:
 class Variant:
     """The same mistake in another shape, with the invariants that this shape breaks.
 
-    minimal, needs, orders, cadence: those of the defect where they are None.
+    minimal, needs, excludes, orders, cadence: those of the defect where they are None.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Variant:
     breaks: frozenset[str]
     minimal: ScheduleSpec | None = None
     needs: frozenset[str] | None = None
+    excludes: frozenset[str] | None = None
     orders: tuple[Order, ...] | None = None
     cadence: Cadence | None = None
 
@@ -85,6 +86,7 @@ class Defect:
                     breaks=one.breaks,
                     minimal=one.minimal or self.minimal,
                     needs=self.needs if one.needs is None else one.needs,
+                    excludes=self.excludes if one.excludes is None else one.excludes,
                     orders=self.orders if one.orders is None else one.orders,
                     cadence=one.cadence or self.cadence,
                     variants=(),
