@@ -1,0 +1,1 @@
+"""The closed loop: a small decoder is trained through stateful quantizers. Knows no sweep."""
