@@ -86,7 +86,7 @@ class Saved(NamedTuple):
 
 class Record(NamedTuple):
     """One event. ``kind``: begin, quantize, observe, commit, fetch, store, consume, load, drop, stash, restore,
-    reduce, wait, optimize, save, restart, restore_state, allocate.
+    reduce, wait, optimize, compute, save, restart, restore_state, allocate.
 
     owner: the cell that the event touched ("" where none). epoch_before and epoch_after: of that cell.
     used: the version that a quantize encoded with, that a begin or fetch took, or that a store is based on.

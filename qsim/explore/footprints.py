@@ -13,6 +13,7 @@ from qsim.sim.events import (
     Allocate,
     Begin,
     Commit,
+    Compute,
     Consume,
     Drop,
     Event,
@@ -57,6 +58,8 @@ def footprint(event: Event) -> Footprint:
     match event:
         case Load(_, op, out):
             return Footprint(op, puts=(out,), place=WEIGHTS if op.role_id == TensorRole.WEIGHT else "")
+        case Compute(_, at, _, ins, outs):
+            return Footprint(at, takes=ins, puts=outs)
         case Begin(_, op, cell, into, obs):
             return Footprint(op, cell, takes=_named(obs), puts=(into,))
         case Quantize(_, op, src, by, out):

@@ -19,15 +19,25 @@ class TensorRole(IntEnum):
     GRAD_OUTPUT = 2
     ATTN_Q = 3
     ATTN_K = 4
+    ATTN_V = 5
+    ATTN_P = 6
 
 
 class Site(IntEnum):
-    """Which GEMM of a layer an operation belongs to."""
+    """Which GEMM of a layer an operation belongs to; of a parameter that no GEMM multiplies, which one it is."""
 
     QKV = 0
     SCORES = 1
     FFN_UP = 2
     FFN_DOWN = 3
+    PROJ = 4
+    VALUES = 5
+    HEAD = 6
+    EMBED = 7
+    POSITIONS = 8
+    NORM_ATTN = 9
+    NORM_FFN = 10
+    NORM_FINAL = 11
 
 
 def _name(kind: type[IntEnum], value: int) -> str:

@@ -1,8 +1,8 @@
 """Replays of stateful quantizers: events, schedules, presets, defects, invariants, step. Knows no bit."""
 
 from qsim.sim.case import Case, Context
-from qsim.sim.data import Env
 from qsim.sim.defects import CONTRASTS, DEFECTS, FIXES, Defect, Fix, Variant, get_defect
+from qsim.sim.env import Env
 from qsim.sim.guard import replay_guarded, run_guarded
 from qsim.sim.invariants import RULES, Violation, broken, check, in_order
 from qsim.sim.judge import Lint, judge, lint

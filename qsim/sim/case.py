@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qsim.formats import CastPolicy
-from qsim.quant import Recipe
+from qsim.quant import OpId, Recipe
 from qsim.sim.events import DEFAULT_FOLD, Fold, Schedule
 from qsim.sim.presets import Cadence
 from qsim.sim.scopes import Scope
@@ -30,9 +30,14 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing to run. A defect is a pure function from Case to Case."""
+    """One thing to run. A defect is a pure function from Case to Case. recipes: of roles that have one of their own."""
 
     schedule: Schedule
     recipe: Recipe
     policy: CastPolicy
     context: Context
+    recipes: tuple[tuple[int, Recipe], ...] = ()
+
+    def recipe_of(self, op: OpId) -> Recipe:
+        """The recipe that casts ``op``."""
+        return dict(self.recipes).get(op.role_id, self.recipe) if self.recipes else self.recipe

@@ -20,6 +20,7 @@ from qsim.sim.events import (
     Allocate,
     Begin,
     Commit,
+    Compute,
     Consume,
     Drop,
     Event,
@@ -149,6 +150,15 @@ def _load(c: Control, e: Load) -> Record:
     weights = c.weights if e.key.role_id == 1 else -1
     c.slots[e.out] = Held(e.key, e.phase, weights=weights, content=e.content.value)
     return Record(c.pc, "load", e.phase.value, e.key, content=e.content.value, weights=weights)
+
+
+def _compute(c: Control, e: Compute) -> Record:
+    for name in e.ins:
+        c.held(name)
+    made = Held(e.at, e.phase, weights=c.weights if e.at.role_id == 1 else -1)
+    for name in e.outs:
+        c.slots[name] = made
+    return Record(c.pc, "compute", e.phase.value, e.at)
 
 
 def _version(c: Control, cell: StateKey, op: OpId | None) -> Version:
@@ -367,6 +377,7 @@ def _drop(c: Control, e: Drop) -> Record:
 
 _APPLY: dict[type, Callable[[Control, Any], Record]] = {
     Load: _load,
+    Compute: _compute,
     Begin: _begin,
     Quantize: _quantize,
     Observe: _observe,

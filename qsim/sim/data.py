@@ -1,25 +1,25 @@
 """The data half of a world: tensors, snapshots and live states by name. Follows events; decides nothing.
 
-Values are frozen and shared between worlds. Whatever metadata a consumer names is what its operand is decoded
-with, so an unpaired decode needs no special case here.
+``apply`` moves it by one event, in place; ``data_step`` is the same on a copy. Values are frozen and shared between
+worlds. Whatever metadata a consumer names is what its operand is decoded with, so an unpaired decode needs no special
+case here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from qsim.arrays import F32, AnyArray, frozen
-from qsim.backends.protocol import Backend, CastSpec
-from qsim.errors import CaseError, UsageError
-from qsim.formats import CastPolicy, RoundMode, get_format
-from qsim.philox import RandomStream
+from qsim.arrays import F32, frozen
+from qsim.errors import CaseError
+from qsim.formats import get_format
 from qsim.quant import (
+    ANY,
     Layout,
     MergeRule,
     OpId,
@@ -34,12 +34,13 @@ from qsim.quant import (
     quantize_with_snapshot,
 )
 from qsim.quant.operations import freeze
-from qsim.quant.state import center_over
 from qsim.sim.control import entry_of
+from qsim.sim.env import Env, Metadata
 from qsim.sim.events import (
     Allocate,
     Begin,
     Commit,
+    Compute,
     Consume,
     Content,
     Drop,
@@ -65,7 +66,6 @@ from qsim.sim.events import (
 )
 
 T = TypeVar("T")
-Metadata = QuantSnapshot | QuantState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,167 +73,187 @@ class SavedData:
     """What a save wrote down: states by cell, queues by name."""
 
     states: Mapping[StateKey, QuantState]
-    queues: Mapping[str, tuple[tuple[OpId, Value], ...]]
+    queues: Mapping[str, tuple[tuple[OpId, Any], ...]]
 
 
 Value = F32 | Metadata | QuantObservation | QuantizedTensor | SavedData
+"""What a slot holds. What a node returns besides arrays is the node's own affair."""
 UNWRITTEN = 0xFF
 """The byte of a buffer of codes that nothing was written to, as sanitizers fill memory: NaN in the 8-bit formats, the
 most negative number in those without NaN."""
-_OTHER_WORDS = 0x9E3779B97F4A7C15
-"""Odd, of 64 bits: a seed combined with a multiple of it is not the seed of a neighbouring replica."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Env:
-    """What events need from outside: tensors by key, a backend, a recipe, a cast policy, the replica axes.
-
-    lead: (R,), the replicas; R = 1 is the single case. reproducible: products are exact sums rounded once; False
-    takes the plain float32 BLAS product, whose bits depend on the machine. seeds: of stochastic rounding, one a
-    replica; none where the policy draws nothing. Holds no state.
+class Data:
+    """states: live states by owner (absent: initial). slots: values by name. queues: stashed values, oldest first.
+    mail: observations handed in to reductions. decoded: by slot of codes, what they were last decoded to, and with
+    which metadata: no part of the state, it saves a second decode of the same.
     """
 
-    load: Callable[[OpId], F32]
-    backend: Backend
-    recipe: Recipe
-    policy: CastPolicy
-    lead: tuple[int]
-    reproducible: bool = True
-    seeds: tuple[int, ...] = ()
+    __slots__ = ("decoded", "mail", "queues", "slots", "states")
 
-    def __post_init__(self) -> None:
-        if len(self.lead) != 1 or self.lead[0] < 1:
-            raise UsageError(f"lead {self.lead} is no replica axis; the simulator runs [R, ...] with lead=(R,), R >= 1")
-        draws = self.policy.rounding is RoundMode.STOCHASTIC
-        if len(self.seeds) != (self.lead[0] if draws else 0):
-            raise UsageError(
-                f"policy {self.policy.name} rounds by {self.policy.rounding.value!r} and the env has "
-                f"{len(self.seeds)} seed(s) for {self.lead[0]} replica(s); give one a replica to stochastic rounding, "
-                "and none to any other"
-            )
-        if self.recipe.block_recipe is not None:
-            raise UsageError(
-                f"recipe {self.recipe.name} with elements {self.recipe.block_recipe.name}: the simulator decodes by "
-                "one scale a replica; leave elements out, or quantize_with_snapshot and decode_for_consumer yourself"
-            )
-        if self.recipe.observes_live_center:
-            raise UsageError(
-                f"recipe {self.recipe.name} with scale_source CURRENT and a centre of earlier tensors: no event "
-                "observes about a live centre; use source CURRENT or scale_source DELAYED"
-            )
+    def __init__(self) -> None:
+        """Nothing anywhere."""
+        self.states: dict[StateKey, QuantState] = {}
+        self.slots: dict[Slot, Any] = {}
+        self.queues: dict[str, tuple[tuple[OpId, Any], ...]] = {}
+        self.mail: dict[str, tuple[QuantObservation, ...]] = {}
+        self.decoded: dict[Slot, tuple[QuantizedTensor, Metadata, Metadata | None, F32]] = {}
 
-    @property
-    def tensors(self) -> type[AnyArray]:
-        """Type of the backend's arrays."""
-        found: type[AnyArray] = self.backend.xp.ndarray
-        return found
+    def copy(self) -> Data:
+        """Another one in the same state; all that they share is immutable."""
+        made = Data()
+        made.states, made.slots = self.states.copy(), self.slots.copy()
+        made.queues, made.mail, made.decoded = self.queues.copy(), self.mail.copy(), self.decoded.copy()
+        return made
 
-    def words(self, op: OpId, bits: int) -> tuple[RandomStream, ...]:
-        """The random words that a cast of ``op`` draws, one stream a replica: its own where ``bits`` is 0."""
-        return tuple(op.stream(seed ^ (bits * _OTHER_WORDS % 2**64)) for seed in self.seeds)
-
-    def decode(self, tensor: QuantizedTensor, descale: Metadata, center: Metadata | None) -> F32:
-        """Decode with the named metadata, whether or not it is paired with the codes."""
-        assert tensor.snapshot is not None, "the simulator casts through snapshots only"
-        spec = CastSpec(fmt=tensor.snapshot.fmt, policy=self.policy)
-        add = None if center is None else center_over(center, tensor.shape[-1])
-        return frozen(self.backend.decode(tensor.codes, descale.descale, add, spec))
-
-    def gemm(self, name: str, left: F32, right: F32) -> F32:
-        """The product of two operands: linear XW, scores QK^T, dgrad dY W^T, wgrad X^T dY."""
-        if name in ("scores", "dgrad"):
-            right = right.swapaxes(-1, -2)
-        elif name == "wgrad":
-            left = left.swapaxes(-1, -2)
-        return frozen((self.backend.matmul if self.reproducible else self.backend.xp.matmul)(left, right))
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Live states by owner, values by slot, queues of stashed values, observations handed in to reductions."""
-
-    states: Mapping[StateKey, QuantState] = field(default_factory=dict)
-    slots: Mapping[Slot, Value] = field(default_factory=dict)
-    queues: Mapping[str, tuple[tuple[OpId, Value], ...]] = field(default_factory=dict)
-    mail: Mapping[str, tuple[QuantObservation, ...]] = field(default_factory=dict)
-
-
-def _state(data: Data, cell: StateKey, env: Env) -> QuantState:
-    live = data.states.get(cell)
-    return env.recipe.initial(cell, env.lead) if live is None else live
+    def state(self, cell: StateKey, env: Env, op: OpId | None = None) -> QuantState:
+        """The live state of a cell; the initial one where nothing was committed. op: whose recipe says so, where roles
+        share the cell."""
+        live = self.states.get(cell)
+        if live is not None:
+            return live
+        role = cell.role_id if cell.role_id != ANY or op is None else op.role_id
+        return env.recipe_of(role).initial(cell, env.lead)
 
 
 def data_step(data: Data, event: Event, env: Env) -> Data:
-    """The data after ``event``."""
-    match event:
-        case Load(_, key, out, content):
-            return _put(data, out, env.backend.put(holding(env.load(key), content)))
-        case Begin(_, op, cell, into, obs):
-            seen = None if obs is None else take(data, obs, QuantObservation)
-            return _put(data, into, freeze(_state(data, cell, env), op=op, recipe=env.recipe, observation=seen))
-        case Quantize(_, op, src, by, out, mode):
-            return _put(data, out, _cast(take(data, src, env.tensors), take(data, by, QuantSnapshot), op, mode, env))
-        case Observe(_, op, src, by, into):
-            snapshot = None if by is None else take(data, by, QuantSnapshot)
-            observed = observe_for_future_state(
-                take(data, src, env.tensors),
-                snapshot=snapshot,
-                recipe=env.recipe,
-                backend=env.backend,
-                op=op,
-                lead=len(env.lead),
-            )
-            return _put(data, into, observed)
-        case Commit(_, _, cell, obs, fold):
-            return _set(data, cell, _advanced(data, _state(data, cell, env), obs, fold, env))
-        case Fetch(_, _, cell, into):
-            return _put(data, into, _state(data, cell, env))
-        case Store(_, _, cell, base, obs, fold, part):
-            new, live = _advanced(data, take(data, base, QuantState), obs, fold, env), _state(data, cell, env)
-            if part is Part.SCALE:
-                new = replace(new, descale=live.descale)
-            elif part is Part.DESCALE:
-                new = replace(live, descale=new.descale)
-            return _set(data, cell, new)
-        case Consume(_, _, gemm, (left, right), out):
-            return _put(data, out, env.gemm(gemm, _decoded(data, left, env), _decoded(data, right, env)))
-        case Drop(_, gone):
-            return replace(data, slots={name: value for name, value in data.slots.items() if name not in gone})
-        case _:
-            return _moved(data, event, env)
+    """The data after ``event``; the old one stays as it was."""
+    after = data.copy()
+    apply(after, event, env)
+    return after
 
 
-def _moved(data: Data, event: Event, env: Env) -> Data:
-    """The data after an event that computes nothing: values change their place."""
-    match event:
-        case Stash(_, op, queue, name):
-            return replace(data, queues={**data.queues, queue: (*data.queues.get(queue, ()), (op, data.slots[name]))})
-        case Restore(_, op, queue, into, how, cell):
-            entries = data.queues.get(queue, ())
-            at = entry_of([key for key, _ in entries], op, how)
-            if at < 0:
-                live = _state(data, cell, env)
-                return _put(data, into, freeze(live, op=op, recipe=env.recipe, observation=None))
-            left = replace(data, queues={**data.queues, queue: entries[:at] + entries[at + 1 :]})
-            return _put(left, into, entries[at][1])
-        case Reduce(_, _, group, obs):
-            sent = (*data.mail.get(group.name, ()), take(data, obs, QuantObservation))
-            return replace(data, mail={**data.mail, group.name: sent})
-        case Wait(_, _, group, into):
-            return _put(data, into, merge_observations(data.mail[group.name]))
-        case SaveState(_, cells, into):
-            states = {cell: data.states[cell] for cell in cells if cell in data.states}
-            return _put(data, into, SavedData(states=MappingProxyType(states), queues=data.queues))
-        case Restart(_, keep):
-            return Data(slots={name: data.slots[name] for name in keep})
-        case LoadState(_, source, parts):
-            return _loaded(data, take(data, source, SavedData), parts, env)
-        case Allocate(_, like, names):
-            return replace(data, slots={**data.slots, **dict.fromkeys(names, _unwritten(like, env))})
-        case Optimize():
-            return data
-        case _:
-            raise AssertionError(f"{type(event).__name__} is an event that data_step does not know")
+def apply(data: Data, event: Event, env: Env) -> None:
+    """Move ``data`` by one event, in place. CaseError where it reads an empty slot, or a value of another kind."""
+    _APPLY[type(event)](data, event, env)
+
+
+def _load(d: Data, e: Load, env: Env) -> None:
+    d.slots[e.out] = env.backend.put(holding(env.load(e.key), e.content))
+
+
+def _compute(d: Data, e: Compute, env: Env) -> None:
+    made = env.nodes[e.node](e.at, *[d.slots[name] for name in e.ins])
+    assert len(made) == len(e.outs), f"node {e.node} made {len(made)} values for {len(e.outs)} slots"
+    for name, value in zip(e.outs, made, strict=True):
+        d.slots[name] = frozen(value)
+
+
+def _begin(d: Data, e: Begin, env: Env) -> None:
+    seen = None if e.obs is None else take(d, e.obs, QuantObservation)
+    live = d.state(e.cell, env, e.op)
+    d.slots[e.into] = freeze(live, op=e.op, recipe=env.recipe_of(e.op.role_id), observation=seen)
+
+
+def _quantize(d: Data, e: Quantize, env: Env) -> None:
+    d.slots[e.out] = _cast(take(d, e.src, env.tensors), take(d, e.by, QuantSnapshot), e.op, e.mode, env)
+
+
+def _observe(d: Data, e: Observe, env: Env) -> None:
+    d.slots[e.into] = observe_for_future_state(
+        take(d, e.src, env.tensors),
+        snapshot=None if e.by is None else take(d, e.by, QuantSnapshot),
+        recipe=env.recipe_of(e.op.role_id),
+        backend=env.backend,
+        op=e.op,
+        lead=len(env.lead),
+    )
+
+
+def _commit(d: Data, e: Commit, env: Env) -> None:
+    d.states[e.cell] = _advanced(d, d.state(e.cell, env, e.op), e, env)
+
+
+def _fetch(d: Data, e: Fetch, env: Env) -> None:
+    d.slots[e.into] = d.state(e.cell, env, e.op)
+
+
+def _store(d: Data, e: Store, env: Env) -> None:
+    new, live = _advanced(d, take(d, e.base, QuantState), e, env), d.state(e.cell, env, e.op)
+    if e.part is Part.SCALE:
+        new = replace(new, descale=live.descale)
+    elif e.part is Part.DESCALE:
+        new = replace(live, descale=new.descale)
+    d.states[e.cell] = new
+
+
+def _consume(d: Data, e: Consume, env: Env) -> None:
+    left, right = e.operands
+    d.slots[e.out] = env.gemm(e.gemm, _decoded(d, left, env), _decoded(d, right, env))
+
+
+def _drop(d: Data, e: Drop, env: Env) -> None:
+    for name in e.slots:
+        d.slots.pop(name, None)
+        d.decoded.pop(name, None)
+
+
+def _stash(d: Data, e: Stash, env: Env) -> None:
+    d.queues[e.queue] = (*d.queues.get(e.queue, ()), (e.op, d.slots[e.slot]))
+
+
+def _restore(d: Data, e: Restore, env: Env) -> None:
+    entries = d.queues.get(e.queue, ())
+    at = entry_of([key for key, _ in entries], e.op, e.take)
+    if at < 0:
+        recipe = env.recipe_of(e.op.role_id)
+        d.slots[e.into] = freeze(d.state(e.cell, env, e.op), op=e.op, recipe=recipe, observation=None)
+    else:
+        d.slots[e.into] = entries[at][1]
+        d.queues[e.queue] = entries[:at] + entries[at + 1 :]
+
+
+def _reduce(d: Data, e: Reduce, env: Env) -> None:
+    d.mail[e.group.name] = (*d.mail.get(e.group.name, ()), take(d, e.obs, QuantObservation))
+
+
+def _wait(d: Data, e: Wait, env: Env) -> None:
+    d.slots[e.into] = merge_observations(d.mail[e.group.name])
+
+
+def _optimize(d: Data, e: Optimize, env: Env) -> None:
+    """Weights are loaded by key, or moved by a node: there is nothing to do here."""
+
+
+def _save_state(d: Data, e: SaveState, env: Env) -> None:
+    states = {cell: d.states[cell] for cell in e.cells if cell in d.states}
+    d.slots[e.into] = SavedData(states=MappingProxyType(states), queues=MappingProxyType(d.queues.copy()))
+
+
+def _restart(d: Data, e: Restart, env: Env) -> None:
+    d.slots = {name: d.slots[name] for name in e.keep}
+    d.states, d.queues, d.mail, d.decoded = {}, {}, {}, {}
+
+
+def _load_state(d: Data, e: LoadState, env: Env) -> None:
+    _read_back(d, take(d, e.source, SavedData), e.parts, env)
+
+
+def _allocate(d: Data, e: Allocate, env: Env) -> None:
+    d.slots.update(dict.fromkeys(e.slots, _unwritten(e.like, env)))
+
+
+_APPLY: dict[type, Callable[[Data, Any, Env], None]] = {
+    Load: _load,
+    Compute: _compute,
+    Begin: _begin,
+    Quantize: _quantize,
+    Observe: _observe,
+    Commit: _commit,
+    Fetch: _fetch,
+    Store: _store,
+    Consume: _consume,
+    Drop: _drop,
+    Stash: _stash,
+    Restore: _restore,
+    Reduce: _reduce,
+    Wait: _wait,
+    Optimize: _optimize,
+    SaveState: _save_state,
+    Restart: _restart,
+    LoadState: _load_state,
+    Allocate: _allocate,
+}
 
 
 def holding(x: F32, content: Content) -> F32:
@@ -259,10 +279,10 @@ def _cast(x: F32, snapshot: QuantSnapshot, op: OpId, mode: Mode, env: Env) -> F3
     return quantize_with_snapshot(x, snapshot, backend=env.backend, policy=env.policy, streams=streams)
 
 
-def _advanced(data: Data, live: QuantState, obs: tuple[Slot, ...], fold: Fold, env: Env) -> QuantState:
+def _advanced(data: Data, live: QuantState, event: Commit | Store, env: Env) -> QuantState:
     """The successor of ``live``, by the rules of this commit."""
-    recipe = _by_rules(env.recipe, fold)
-    return recipe.advance(live, recipe.merge([take(data, name, QuantObservation) for name in obs]))
+    recipe = _by_rules(env.recipe_of(event.op.role_id), event.fold)
+    return recipe.advance(live, recipe.merge([take(data, name, QuantObservation) for name in event.obs]))
 
 
 @lru_cache(maxsize=256)
@@ -275,24 +295,25 @@ def _by_rules(recipe: Recipe, fold: Fold) -> Recipe:
     )
 
 
-def _loaded(data: Data, saved: SavedData, parts: Iterable[str], env: Env) -> Data:
-    states = dict(data.states)
+def _read_back(data: Data, saved: SavedData, parts: Iterable[str], env: Env) -> None:
     for cell, state in saved.states.items():
-        live = _state(data, cell, env)
+        live = data.state(cell, env)
         taken = state if "state" in parts else live
-        states[cell] = replace(taken, descale=(state if "descale" in parts else live).descale)
-    return replace(data, states=states, queues=saved.queues if "queues" in parts else data.queues)
+        data.states[cell] = replace(taken, descale=(state if "descale" in parts else live).descale)
+    if "queues" in parts:
+        data.queues = dict(saved.queues)
 
 
 def _unwritten(like: OpId, env: Env) -> QuantizedTensor:
-    x, fmt = env.load(like), env.recipe.fmt_of(like)
+    recipe = env.recipe_of(like.role_id)
+    x, fmt = env.load(like), recipe.fmt_of(like)
     cell = StateKey(like.layer_id, like.site, like.role_id)
     return QuantizedTensor(
         codes=env.backend.put(frozen(np.full(x.shape, UNWRITTEN & (fmt.code_count - 1), np.uint8))),
         scales=None,
         layout=Layout.ONE_PER_BYTE,
         shape=x.shape,
-        snapshot=freeze(env.recipe.initial(cell, env.lead), op=like, recipe=env.recipe, observation=None),
+        snapshot=freeze(recipe.initial(cell, env.lead), op=like, recipe=recipe, observation=None),
         amax=frozen(np.zeros(env.lead, np.float32)),
         counts=None,
     )
@@ -305,8 +326,13 @@ def _decoded(data: Data, operand: Operand, env: Env) -> F32:
     codes = data.slots[operand.codes]
     if isinstance(codes, env.tensors):
         return codes  # low precision was off when it was made
-    codes = take(data, operand.codes, QuantizedTensor)
-    return env.decode(codes, metadata(data, operand.descale), center)
+    codes, descale = take(data, operand.codes, QuantizedTensor), metadata(data, operand.descale)
+    held = data.decoded.get(operand.codes)
+    if held is not None and held[0] is codes and held[1] is descale and held[2] is center:
+        return held[3]
+    out = env.decode(codes, descale, center)
+    data.decoded[operand.codes] = codes, descale, center, out
+    return out
 
 
 def take(data: Data, name: Slot, kind: type[T]) -> T:
@@ -323,11 +349,3 @@ def metadata(data: Data, name: Slot) -> Metadata:
     if not isinstance(value, (QuantSnapshot, QuantState)):
         raise CaseError(f"slot {name} holds a {type(value).__name__}; a decode needs a snapshot or a state")
     return value
-
-
-def _put(data: Data, name: Slot, value: Value) -> Data:
-    return replace(data, slots={**data.slots, name: value})
-
-
-def _set(data: Data, cell: StateKey, state: QuantState) -> Data:
-    return replace(data, states={**data.states, cell: state})

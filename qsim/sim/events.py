@@ -97,6 +97,19 @@ class Load(NamedTuple):
     content: Content = Content.NORMAL
 
 
+class Compute(NamedTuple):
+    """Apply the node ``node``, a name in the table of the env, to values: no cast and no product is in it.
+
+    at: the layer visit that it belongs to; its role is WEIGHT where ``outs`` are parameters.
+    """
+
+    phase: Phase
+    at: OpId
+    node: str
+    ins: tuple[Slot, ...]
+    outs: tuple[Slot, ...]
+
+
 class Begin(NamedTuple):
     """Freeze the state of ``cell`` for ``op``. obs: the observation that current scaling needs, else None."""
 
@@ -188,7 +201,7 @@ class Operand(NamedTuple):
 
 
 class Consume(NamedTuple):
-    """A GEMM: decode both operands by name, multiply. gemm: "linear", "scores", "dgrad" or "wgrad"."""
+    """A GEMM: decode both operands by name, multiply. gemm: which one; ``qsim.sim.products.FORMS`` has them all."""
 
     phase: Phase
     op: OpId
@@ -296,6 +309,7 @@ class Drop(NamedTuple):
 
 Event = (
     Load
+    | Compute
     | Begin
     | Quantize
     | Observe

@@ -13,7 +13,7 @@ from qsim.errors import ProtocolViolation
 from qsim.quant import OpId
 from qsim.record import OperandRecord, Record, Version
 from qsim.sim.case import Case
-from qsim.sim.data import Env
+from qsim.sim.env import Env
 from qsim.sim.invariants import Violation
 from qsim.sim.judge import judge
 from qsim.sim.step import Trace, records_of, replay

@@ -12,7 +12,9 @@ from qsim.quant import QuantizedTensor
 from qsim.record import Record
 from qsim.sim.case import Case
 from qsim.sim.control import Control, apply, control_step
-from qsim.sim.data import Data, Env, Metadata, data_step, metadata, take
+from qsim.sim.data import Data, data_step, metadata, take
+from qsim.sim.data import apply as apply_data
+from qsim.sim.env import Env, Metadata
 from qsim.sim.events import Consume, Event, Operand, Quantize
 
 
@@ -62,13 +64,12 @@ def run(case: Case, env: Env) -> Trace:
 
     Raises CaseError where the schedule reads what was never written.
     """
-    world, keeper = World(Control(), Data()), _Keeper(env)
+    control, data, keeper = Control(), Data(), _Keeper(env)
     records: list[Record] = []
-    for event in case.schedule:
-        control = world.control.copy()
+    for seq, event in enumerate(case.schedule):
         records.append(apply(control, event))
-        world = World(control, data_step(world.data, event, env))
-        keeper.keep(len(records) - 1, event, world.data)
+        apply_data(data, event, env)
+        keeper.keep(seq, event, data)
     return keeper.trace(tuple(records))
 
 
@@ -80,7 +81,7 @@ def replay(case: Case, env: Env, records: tuple[Record, ...]) -> Trace:
     """
     data, keeper = Data(), _Keeper(env)
     for seq, event in enumerate(case.schedule):
-        data = data_step(data, event, env)
+        apply_data(data, event, env)
         keeper.keep(seq, event, data)
     return keeper.trace(records)
 

@@ -55,8 +55,8 @@ class QuantParams(msgspec.Struct, frozen=True, kw_only=True):
 class OptimizerParams(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer and what surrounds it. clip 0 clips nothing; loss_scale 1 scales nothing.
 
-    kind: "adamw" or "sgd". warmup: steps of a linear rise of the learning rate. dynamic: the loss scale halves at a step
-    that is skipped and doubles after ``growth_interval`` that are not.
+    kind: "adamw" or "sgd". warmup: steps of a linear rise of the learning rate. dynamic: the loss scale halves at a
+    step that is skipped and doubles after ``growth_interval`` that are not.
     """
 
     kind: str = "adamw"
@@ -110,10 +110,10 @@ class LoopParams(msgspec.Struct, frozen=True, kw_only=True):
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One training run, for any number of seeds at once.
 
-    defect: an id of the catalogue ("D03", "D26/mean"), "stale_scale", "correct", or "high_precision", which casts nothing. fix: a
-    repair on top of it, "" for none. accumulation: of matrix products: "exact" (sums rounded once: the same bits
-    everywhere), "blas" (plain float32 BLAS: fast, bits of this machine) or "tf32" (operands rounded to 10 explicit
-    mantissa bits, sums exact).
+    defect: an id of the catalogue ("D03", "D26/mean"), "stale_scale", "correct", or "high_precision", which casts
+    nothing. fix: a repair on top of it, "" for none. accumulation: of matrix products: "exact" (sums rounded once: the
+    same bits everywhere), "blas" (plain float32 BLAS: fast, bits of this machine) or "tf32" (operands rounded to 10
+    explicit mantissa bits, sums exact).
     """
 
     model: ModelParams = ModelParams()

@@ -11,12 +11,13 @@ Row = tuple[float, ...]
 class StepLog(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer step, for R seeds; every tuple has one entry a seed.
 
-    step: counted from 0 at the first step that counts (warm steps are not logged). loss: mean over the step's tokens, in nats, before the update. grad_norm: global
-    2-norm of the unscaled gradient (inf or nan where it is not finite). norm_by_layer: layer -> norm, "stem" and "tail" besides;
-    norm_by_kind: kind of parameter ("qkv", "proj", "up", "down", "norm", "embed", "head") -> norm. dominant: the parameter with the largest
-    norm, like "L3.qkv", the first non-finite one where there is one. lr, loss_scale: in force in this step. clipped, skipped: what happened;
-    reason: why it was skipped, "" where it was not ("gradient is inf", "gradient is nan", "loss is nan" ...).
-    saturated, flushed: share of the elements of all casts of the step. tokens: of the step, over all microbatches.
+    step: counted from 0 at the first step that counts (warm steps are not logged). loss: mean over the step's tokens,
+    in nats, before the update. grad_norm: global 2-norm of the unscaled gradient (inf or nan where it is not finite).
+    norm_by_layer: "L0" ... -> norm, "stem" and "tail" besides; norm_by_kind: kind of parameter ("qkv", "proj", "up",
+    "down", "norm", "embed", "head") -> norm. dominant: the parameter with the largest norm, like "L3.qkv", the first
+    non-finite one where there is one. lr, loss_scale: in force in this step. clipped, skipped: what happened; reason:
+    why it was skipped, "" where it was not ("gradient is inf", "gradient is nan" ...). saturated, flushed: share of the
+    elements of all casts of the step. tokens: of the step, over all microbatches.
     """
 
     step: int
@@ -39,10 +40,10 @@ class StepLog(msgspec.Struct, frozen=True, kw_only=True):
 class MatchedPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor of one layer, in forward and again in recompute.
 
-    point: like "m0.w0.L3.qkv". same: bit for bit, a seed. digest_forward, digest_recompute: of all seeds together. max_abs, max_rel: largest
-    difference, relative to the largest magnitude of forward's tensor; over elements that are finite in both. finite_same: the same elements are finite.
-    amax_forward, amax_recompute: largest finite magnitude. scale_forward, scale_recompute: in force in the casts of this GEMM's left operand
-    (0 where it is not cast).
+    point: like "m0.w0.L3.qkv". same: bit for bit, a seed. digest_forward, digest_recompute: of all seeds together.
+    max_abs: largest difference over elements that are finite in both; max_rel: relative to the largest magnitude of
+    forward's tensor. finite_same: the same elements are finite. amax_forward, amax_recompute: largest finite magnitude.
+    scale_forward, scale_recompute: in force in the cast of the product's left operand (0 where it is not cast).
     """
 
     step: int
@@ -60,9 +61,9 @@ class MatchedPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainLog(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run. scales: owner -> log2 of its live scale at the end, a seed. commits: owner -> commits, expected_commits likewise
-    in the correct protocol. broken: invariants broken; expected: those that the catalogue foretells. digest: sha256 over the bits
-    of loss, grad_norm and skipped of every step, of each seed. drift: state drift per step is not kept; scales at the end are.
+    """A whole run. scales: owner -> log2 of its live scale at the end, a seed. commits: owner -> number of commits, of
+    the warm steps too. broken: invariants broken; expected: those that the catalogue foretells. digest: of each seed,
+    sha256 over the bits of loss, grad_norm and skipped of every step.
     """
 
     seeds: tuple[int, ...]

@@ -119,8 +119,8 @@ def test_tensors_stay_on_the_device_between_events(monkeypatch):
     backend = CudaBackend(played_device(monkeypatch))
     cupy, events = backend.xp, []
     module = sys.modules["qsim.sim.step"]
-    plain = module.data_step
-    monkeypatch.setattr(module, "data_step", lambda *args: events.append(len(cupy.downloads)) or plain(*args))
+    plain = module.apply_data
+    monkeypatch.setattr(module, "apply_data", lambda *args: events.append(len(cupy.downloads)) or plain(*args))
     found = get_defect("D07")
     case = found.rewrite(case_of(recipe_of("centred"), defect=found, body=WITH_GRADIENTS))
     traced(case, backend)

@@ -109,7 +109,7 @@ def _default_recipe(case: Case) -> Case:
     def mode(event: Quantize) -> Mode:
         if event.phase is not Phase.RECOMPUTE:
             return event.mode
-        chosen = event.mode.fmt or case.recipe.fmt_of(event.op).name
+        chosen = event.mode.fmt or case.recipe_of(event.op).fmt_of(event.op).name
         return event.mode._replace(fmt="float8_e4m3fn" if chosen != "float8_e4m3fn" else OTHER_FORMAT)
 
     return in_modes(case, mode)

@@ -12,6 +12,7 @@ from qsim.sim.defects.edits import unlike
 from qsim.sim.defects.model import Defect, Variant, rewritten
 from qsim.sim.events import (
     Begin,
+    Compute,
     Consume,
     Event,
     Load,
@@ -33,8 +34,10 @@ def cast_before_load(case: Case) -> Case:
     cached = {o.of for e in case.schedule if isinstance(e, Consume) for o in e.operands if o.cached}
     schedule: list[Event] = []
     early: set[object] = set()  # the casts of the next step are made already
+    restarted = False  # nothing but a model was made since the process began
     for at, event in enumerate(case.schedule):
-        if isinstance(event, LoadState) and isinstance(case.schedule[at - 1], Restart):
+        restarted = isinstance(event, Restart) or (restarted and isinstance(event, (Load, Compute, LoadState)))
+        if restarted and isinstance(event, LoadState):
             step = next(
                 e.key.logical_step for e in case.schedule[at:] if isinstance(e, Load) and e.phase is Phase.FORWARD
             )

@@ -139,9 +139,9 @@ def through_queue(
 def begun_again(case: Case, event: Quantize, cell: StateKey) -> Iterator[Event]:
     """A cast of recompute that reads the live state as it is now, and encodes with that."""
     op, meta, seen = event.op, slot("snap.r", event.op), slot("obs.r", event.op)
-    if case.recipe.may_need_observation:
+    if case.recipe_of(op).may_need_observation:
         yield Observe(event.phase, op, event.src, None, seen)
-    yield Begin(event.phase, op, cell, meta, seen if case.recipe.may_need_observation else None)
+    yield Begin(event.phase, op, cell, meta, seen if case.recipe_of(op).may_need_observation else None)
     yield event._replace(by=meta)
 
 

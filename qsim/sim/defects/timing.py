@@ -76,7 +76,7 @@ def recompute_as_new(case: Case) -> Case:
     def entered(event: Quantize) -> Iterator[Event]:
         op, meta, seen = event.op, slot("snap.r", event.op), slot("obs.r", event.op)
         yield from begun_again(case, event, cells[op])
-        if not case.recipe.may_need_observation:
+        if not case.recipe_of(op).may_need_observation:
             yield Observe(event.phase, op, event.src, meta, seen)
         yield from committing.commit(event.phase, op, cells[op], seen)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
 from qsim.errors import CaseError, UsageError
 from qsim.formats import POLICIES, CastPolicy
-from qsim.quant import MergeRule, OpId, Recipe, StateKey, Timing
+from qsim.quant import MergeRule, OpId, Recipe, StateKey, TensorRole, Timing
 from qsim.sim.case import Case, Context
 from qsim.sim.events import (
     Begin,
     Commit,
+    Compute,
     Consume,
     Drop,
     Event,
@@ -28,18 +29,31 @@ from qsim.sim.events import (
     Restart,
     SaveState,
     Schedule,
+    Slot,
     Store,
     Wait,
 )
 from qsim.sim.presets import Cadence, Keeps, Preset, Reads, Trigger, Verb
+from qsim.sim.schedule.graph import Graph
 from qsim.sim.schedule.layers import backward_layer, forward_layer, recompute_layer, weights_layer, works_of
 from qsim.sim.schedule.order import Kind, Pass, parts_of, passes_of
 from qsim.sim.schedule.spec import Body, Feature, Linear, ScheduleSpec
+from qsim.sim.schedule.walk import PASS, Walker
 from qsim.sim.schedule.writer import Writer, slot
 from qsim.sim.scopes import LAYER, LAYER_WORKER, Scope
 
 CHECKPOINT = "checkpoint"
 """The slot that a save fills."""
+_NOT_FOR_GRAPHS = (
+    Feature.SELECTIVE,
+    Feature.CALIBRATION,
+    Feature.PADDING,
+    Feature.GRAPH_CAPTURE,
+    Feature.IDLE_EXPERT,
+    Feature.OVERFLOW,
+    Feature.TENSOR_PARALLEL,
+)
+"""Features whose passes a graph has no words for."""
 
 _INTERLUDES = {
     Feature.EVALUATION: Phase.EVALUATE,
@@ -63,8 +77,11 @@ def _entries(writer: Writer, part: range) -> list[tuple[int, int]]:
     return [(layer, visit) for visit in range(writer.spec.visits) for layer in part]
 
 
-def _pass(writer: Writer, one: Pass, step: int) -> Iterator[Event]:
+def _pass(writer: Writer, one: Pass, step: int, walker: Walker | None) -> Iterator[Event]:
     """The events of one pass: workers proceed in step, entry by entry."""
+    if walker is not None:
+        yield from _walked(writer, one, step, walker)
+        return
     starts = _batch(writer, step, one.batch)
     entries = _entries(writer, parts_of(writer.spec)[one.part])
     put_off = any(p.kind is Kind.WEIGHTS for p in passes_of(writer.spec))
@@ -89,19 +106,59 @@ def _pass(writer: Writer, one: Pass, step: int) -> Iterator[Event]:
                 yield from weights_layer(writer, at)
 
 
+def _walked(writer: Writer, one: Pass, step: int, walker: Walker) -> Iterator[Event]:
+    """A pass of a graph: the first part begins with the stem, the last one ends with the tail."""
+    starts, parts = _batch(writer, step, one.batch), parts_of(writer.spec)
+    visits = [
+        start._replace(layer_id=layer, visit=visit)
+        for layer, visit in _entries(writer, parts[one.part])
+        for start in starts
+    ]
+    put_off = any(p.kind is Kind.WEIGHTS for p in passes_of(writer.spec))
+    first, last = one.part == 0, one.part == len(parts) - 1
+    match one.kind:
+        case Kind.FORWARD:
+            for start in starts if first else ():
+                yield from walker.enter(start)
+            for at in visits:
+                yield from walker.forward(at)
+            for start in starts if last else ():
+                yield from walker.leave(start)
+        case Kind.BACKWARD:
+            for start in starts if last else ():
+                yield from walker.enter_backward(start)
+            for at in visits if writer.has(Feature.NESTED) else ():
+                yield from walker.nested(at)
+            for at in _backwards(visits, len(starts)):
+                yield from walker.backward(at, put_off=put_off)
+            for start in starts if first else ():
+                yield from walker.leave_backward(start)
+        case Kind.WEIGHTS:
+            for at in _backwards(visits, len(starts)):
+                yield from walker.weights(at)
+
+
+def _backwards(visits: list[OpId], workers: int) -> list[OpId]:
+    """Entries in reverse, the workers of each in order."""
+    entries = [visits[i : i + workers] for i in range(0, len(visits), workers)]
+    return [at for entry in reversed(entries) for at in entry]
+
+
 _PHASE_OF = {Kind.FORWARD: Phase.FORWARD, Kind.BACKWARD: Phase.BACKWARD, Kind.WEIGHTS: Phase.UPDATE}
 
 
-def _step(writer: Writer, step: int) -> list[Event]:
-    """One step: its passes, and the commits of its units."""
+def _step(writer: Writer, step: int, walker: Walker | None) -> list[Event]:
+    """One step: its passes, the commits of its units, and what a graph does with its gradients."""
     events: list[Event] = []
     for one in passes_of(writer.spec):
-        part = list(_pass(writer, one, step))
+        part = list(_pass(writer, one, step, walker))
         if writer.trigger is Trigger.EXIT:
             part += _commits(writer, part, _PHASE_OF[one.kind], f"t{step}/b{one.batch}")
         events += part
     if writer.trigger in (Trigger.CALL, Trigger.GRADIENTS):
         events += _commits(writer, events, Phase.UPDATE, f"t{step}")
+    if walker is not None:
+        events += walker.update(step)
     return events
 
 
@@ -139,8 +196,16 @@ def _round(group: Group, observed: list[Observe], one: Observe) -> Group:
     return group if len(observed) == 1 else group._replace(name=f"{group.name}/{observed.index(one)}")
 
 
-def _interlude(writer: Writer, step: int, phase: Phase) -> Iterator[Event]:
+def _interlude(writer: Writer, step: int, phase: Phase, walker: Walker | None) -> Iterator[Event]:
     """A pass of a microbatch of its own that trains nothing."""
+    if walker is not None:
+        for start in _batch(writer, step, writer.spec.batches):
+            yield from walker.enter(start, phase)
+            for part in parts_of(writer.spec):
+                for layer, visit in _entries(writer, part):
+                    yield from walker.forward(start._replace(layer_id=layer, visit=visit), phase)
+            yield from walker.leave(start, phase)
+        return
     for part in parts_of(writer.spec):
         for layer in part:
             for start in _batch(writer, step, writer.spec.batches):
@@ -164,28 +229,63 @@ def _looked_at(writer: Writer, at: OpId) -> Iterator[Event]:
 def build_schedule(writer: Writer) -> Schedule:
     """All events of the spec's steps, in order."""
     spec = writer.spec
-    steps = [_step(writer, step) for step in range(spec.steps)]
-    cells = tuple(dict.fromkeys(cell_of(event) for step in steps for event in step if cell_of(event) is not None))
+    walker = _walker_of(writer)
+    steps = [_step(writer, step, walker) for step in range(spec.steps)]
+    cells = tuple(dict.fromkeys(cell for step in steps for event in step if (cell := cell_of(event)) is not None))
     events: list[Event] = []
+    if walker is not None:
+        events += walker.start()
     if writer.has(Feature.GRAPH_CAPTURE):
-        events += _interlude(writer, 0, Phase.CAPTURE)
+        events += _interlude(writer, 0, Phase.CAPTURE, walker)
     for step, part in enumerate(steps):
         for feature, phase in _INTERLUDES.items():
             if writer.has(feature):
-                events += _interlude(writer, step, phase)
-        again = writer.has(Feature.RERUN) and step == spec.steps - 1
-        if again:
-            events.append(SaveState(Phase.UPDATE, cells, CHECKPOINT))  # type: ignore[arg-type]
-            events += part
-            events.append(LoadState(Phase.UPDATE, CHECKPOINT))
+                events += _interlude(writer, step, phase, walker)
+        if writer.has(Feature.RERUN) and step == spec.steps - 1:
+            events += _taken_back(part, cells, walker)
         events += part
-        if writer.has(Feature.WEIGHT_CACHE):
+        if writer.has(Feature.WEIGHT_CACHE) and walker is None:
             events.append(Optimize(Phase.UPDATE, OpId(step)))
         if writer.has(Feature.SAVE_RESTORE) and step == 0:
-            events.append(SaveState(Phase.UPDATE, cells, CHECKPOINT))  # type: ignore[arg-type]
-            events.append(Restart(Phase.UPDATE, (CHECKPOINT,)))
-            events.append(LoadState(Phase.UPDATE, CHECKPOINT))
+            events += _restarted(cells, walker)
     return tuple(events)
+
+
+_MODEL = OpId(0, role_id=int(TensorRole.WEIGHT))
+
+
+def _copied(model: tuple[Slot, ...]) -> tuple[tuple[Slot, ...], Compute, Compute]:
+    """Places for a copy of the model, the event that fills them, and the one that brings it back."""
+    copies = tuple(f"{CHECKPOINT}/{name}" for name in model)
+    there, back = (model, copies), (copies, model)
+    return copies, Compute(Phase.UPDATE, _MODEL, PASS, *there), Compute(Phase.UPDATE, _MODEL, PASS, *back)
+
+
+def _taken_back(part: list[Event], cells: tuple[StateKey, ...], walker: Walker | None) -> list[Event]:
+    """A step and its way back: states and queues from a checkpoint, a model from a copy of itself."""
+    save, load = SaveState(Phase.UPDATE, cells, CHECKPOINT), LoadState(Phase.UPDATE, CHECKPOINT)
+    if walker is None:
+        return [save, *part, load]
+    copies, there, back = _copied(walker.kept())
+    return [save, there, *part, load, back, Drop(Phase.UPDATE, copies)]
+
+
+def _restarted(cells: tuple[StateKey, ...], walker: Walker | None) -> list[Event]:
+    """The process ends, and another one reads the checkpoint: a model is made anew first, as a program makes it."""
+    save, load = SaveState(Phase.UPDATE, cells, CHECKPOINT), LoadState(Phase.UPDATE, CHECKPOINT)
+    if walker is None:
+        return [save, Restart(Phase.UPDATE, (CHECKPOINT,)), load]
+    copies, there, back = _copied(walker.kept())
+    restart = Restart(Phase.UPDATE, (CHECKPOINT, *copies))
+    return [save, there, restart, *walker.start(), load, back, Drop(Phase.UPDATE, copies)]
+
+
+def _walker_of(writer: Writer) -> Walker | None:
+    """What walks a graph; None for a body of GEMMs over tensors that are loaded."""
+    if not isinstance(writer.body, Graph):
+        return None
+    chain = [entry for part in parts_of(writer.spec) for entry in _entries(writer, part)]
+    return Walker(writer.body, writer, chain)
 
 
 def cell_of(event: Event) -> StateKey | None:
@@ -196,30 +296,32 @@ def cell_of(event: Event) -> StateKey | None:
 def build_case(
     spec: ScheduleSpec,
     *,
-    body: Body,
+    body: Body | Graph,
     preset: Preset,
     recipe: Recipe,
     scope: Scope | None = None,
     cadence: Cadence | None = None,
     policy: CastPolicy = POLICIES["ocp"],
+    recipes: Mapping[int, Recipe] | None = None,
+    roles: frozenset[int] | None = None,
 ) -> Case:
     """A case of one preset. scope: owners, by default of each layer, site and role (and worker, where workers are
     ranks). cadence: the unit of a commit, None for the preset's own; STEP makes a preset that commits in every cast
-    or at every exit commit once a step instead.
+    or at every exit commit once a step instead. recipes: of roles that have one of their own. roles: those that are
+    cast, None for all.
 
     Raises CaseError where preset, recipe and spec do not fit, UsageError for a body that names a site twice.
     """
-    sites = [node.site for node in body]
-    if not body or len(set(sites)) < len(sites):
-        raise UsageError(f"a body with sites {sites}: it needs at least one GEMM, and each a site of its own")
+    _check_body(body, spec)
     scope = scope or (LAYER_WORKER if spec.ranks > 1 else LAYER)
     if preset.cadence is Cadence.NEVER:
         cadence = Cadence.NEVER
-        if preset.reads is not Reads.RAW and recipe.timing is not Timing.CURRENT:
-            raise CaseError(
-                f'preset "{preset.name}" commits nothing, so recipe "{recipe.name}" would keep its initial '
-                f'scale for ever; use recipe "current"'
-            )
+        for one in (recipe, *(recipes or {}).values()):
+            if preset.reads is not Reads.RAW and one.timing is not Timing.CURRENT:
+                raise CaseError(
+                    f'preset "{preset.name}" commits nothing, so recipe "{one.name}" would keep its initial '
+                    f'scale for ever; use recipe "current"'
+                )
     unit = cadence or preset.cadence
     if preset.breaks and unit is not preset.cadence:
         raise CaseError(
@@ -231,6 +333,7 @@ def build_case(
             "no data_parallel and no tensor_parallel"
         )
     recipe = ruled(recipe, preset)
+    others = tuple((role, ruled(one, preset)) for role, one in (recipes or {}).items())
     writer = Writer(
         spec=spec,
         body=body,
@@ -239,13 +342,26 @@ def build_case(
         trigger=_trigger(spec, preset, unit),
         fold=_fold(recipe),
         recipe=recipe,
+        recipes=others,
+        roles=roles,
     )
     schedule = build_schedule(writer)
-    traits = spec.traits() | _traits(body, recipe, preset)
+    traits = spec.traits() | _traits(body, [recipe, *(one for _, one in others)], preset)
     if not any(event.phase is Phase.RECOMPUTE for event in schedule):  # an early stop may leave nothing to do again
         traits = traits - {"recompute"} | {"nothing recomputed"}
     context = Context(scope=scope, unit=unit, fold=writer.fold, ranks=spec.ranks, traits=traits)
-    return Case(schedule=schedule, recipe=recipe, policy=policy, context=context)
+    return Case(schedule=schedule, recipe=recipe, policy=policy, context=context, recipes=others)
+
+
+def _check_body(body: Body | Graph, spec: ScheduleSpec) -> None:
+    if isinstance(body, Graph):
+        barred = [feature for feature in _NOT_FOR_GRAPHS if feature in spec.features]
+        if barred:
+            raise CaseError(f"a training run has no {' and no '.join(barred)}: leave it out, or replay tensors")
+        return
+    sites = [node.site for node in body]
+    if not body or len(set(sites)) < len(sites):
+        raise UsageError(f"a body with sites {sites}: it needs at least one GEMM, and each a site of its own")
 
 
 def ruled(recipe: Recipe, preset: Preset) -> Recipe:
@@ -272,10 +388,14 @@ def _trigger(spec: ScheduleSpec, preset: Preset, unit: Cadence) -> Trigger:
     return preset.trigger
 
 
-def _traits(body: Body, recipe: Recipe, preset: Preset) -> frozenset[str]:
-    found = {"gradients"} if any(getattr(node, "gradients", False) for node in body) else set()
-    found |= {"weights"} if any(isinstance(node, Linear) for node in body) else set()
-    found |= {"centre"} if recipe.centred else set()
+def _traits(body: Body | Graph, recipes: Sequence[Recipe], preset: Preset) -> frozenset[str]:
+    if isinstance(body, Graph):
+        found = {"gradients", "weights", "two sites"}
+    else:
+        found = {"gradients"} if any(getattr(node, "gradients", False) for node in body) else set()
+        found |= {"weights"} if any(isinstance(node, Linear) for node in body) else set()
+        found |= {"two sites"} if len(body) > 1 else set()
+    found |= {"centre"} if any(recipe.centred for recipe in recipes) else set()
     found |= {"queue"} if preset.keeps in (Keeps.FIFO, Keeps.LIFO) else set()
     found |= {"reread"} if Verb.BEGIN in preset.recompute else set()
-    return frozenset(found | ({"two sites"} if len(body) > 1 else set()))
+    return frozenset(found)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from qsim.quant import OpId, TensorRole
 from qsim.sim.events import Drop, Event, Phase, Slot
 from qsim.sim.presets import Reads
+from qsim.sim.schedule.graph import Graph
 from qsim.sim.schedule.spec import Feature, Linear, Scores
-from qsim.sim.schedule.writer import Writer, slot
+from qsim.sim.schedule.writer import Side, Writer, slot
 
 _PAIRS = {
     Linear: ("linear", TensorRole.INPUT, TensorRole.WEIGHT),
@@ -44,6 +45,7 @@ class Work(NamedTuple):
 def works_of(writer: Writer, at: OpId) -> tuple[Work, ...]:
     """The GEMMs of one layer visit, in forward order."""
     body = writer.body
+    assert not isinstance(body, Graph), "a graph has a walker of its own"
     scores: tuple[Linear | Scores, ...] = tuple(n for n in body if isinstance(n, Scores)) or body[-1:]
     found = []
     for node in body:
@@ -66,7 +68,7 @@ def forward_layer(writer: Writer, at: OpId, phase: Phase = Phase.FORWARD) -> Ite
         for op in (work.left, work.right):
             yield from writer.load(op, phase)
             yield from writer.cast(op, phase, replayed=work.replayed)
-        yield from writer.consume(work.gemm, work.left, phase, (work.left, phase), (work.right, phase))
+        yield from writer.consume(work.gemm, work.left, phase, Side(work.left, phase), Side(work.right, phase))
         gone = [] if kept and writer.preset.reads is Reads.RAW else _tensors(work)
         if not kept:
             gone += _codes(writer, work, phase)
@@ -113,7 +115,7 @@ def _again(writer: Writer, work: Work) -> Iterator[Event]:
         yield from writer.load(op, phase)
         yield from writer.cast(op, phase)
     if work.whole:
-        yield from writer.consume(work.gemm, work.left, phase, (work.left, phase), (work.right, phase))
+        yield from writer.consume(work.gemm, work.left, phase, Side(work.left, phase), Side(work.right, phase))
 
 
 def gradient_of(work: Work) -> OpId:
@@ -126,14 +128,14 @@ def _gradients(writer: Writer, work: Work, *, put_off: bool) -> Iterator[Event]:
     phase, grad = Phase.BACKWARD, gradient_of(work)
     yield from writer.load(grad, phase)
     yield from writer.cast(grad, phase)
-    yield from writer.consume("dgrad", grad, phase, (grad, phase), (work.right, work.made))
+    yield from writer.consume("dgrad", grad, phase, Side(grad, phase), Side(work.right, work.made))
     if not put_off:
         yield from _weight_gradient(writer, work)
 
 
 def _weight_gradient(writer: Writer, work: Work) -> Iterator[Event]:
     phase, grad = Phase.BACKWARD, gradient_of(work)
-    yield from writer.consume("wgrad", grad, phase, (work.left, work.made), (grad, phase))
+    yield from writer.consume("wgrad", grad, phase, Side(work.left, work.made), Side(grad, phase))
     gone = [slot("x", grad)]
     if writer.preset.reads is not Reads.RAW:
         gone += [writer.codes_slot(grad, phase), slot("snap", grad)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from qsim.formats import FORMATS
 from qsim.quant import OpId, Recipe, StateKey, TensorRole
@@ -28,6 +29,7 @@ from qsim.sim.events import (
     Take,
 )
 from qsim.sim.presets import Keeps, Preset, Reads, Trigger, Verb
+from qsim.sim.schedule.graph import Graph, Product
 from qsim.sim.schedule.spec import Body, Feature, ScheduleSpec
 from qsim.sim.scopes import Scope
 
@@ -46,17 +48,48 @@ def queue_of(cell: StateKey) -> str:
     return f"stash/{cell}"
 
 
+class Side(NamedTuple):
+    """One operand of a GEMM: its cast, the phase that made the codes, the slot of the tensor itself ("": that which is
+    loaded for the op). raw: it is multiplied as it is, whatever its role.
+    """
+
+    op: OpId
+    made: Phase
+    src: Slot = ""
+    raw: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """Writes events; ``fold`` is how its commits merge, ``trigger`` the preset's or what ranks force on it."""
+    """Writes events; ``fold`` is how its commits merge, ``trigger`` the preset's or what ranks force on it.
+
+    recipes: of roles that have one of their own. roles: those that are cast, None for all.
+    """
 
     spec: ScheduleSpec
-    body: Body
+    body: Body | Graph
     preset: Preset
     scope: Scope
     trigger: Trigger
     fold: Fold
     recipe: Recipe
+    recipes: tuple[tuple[int, Recipe], ...] = ()
+    roles: frozenset[int] | None = None
+
+    def recipe_of(self, op: OpId) -> Recipe:
+        """The recipe that casts ``op``."""
+        return dict(self.recipes).get(op.role_id, self.recipe) if self.recipes else self.recipe
+
+    def casts(self, op: OpId) -> bool:
+        """True where the operand ``op`` is cast at all."""
+        return self.preset.reads is not Reads.RAW and (self.roles is None or op.role_id in self.roles)
+
+    @property
+    def last_site(self) -> int:
+        """The site of the last GEMM of a layer."""
+        body = self.body
+        products = [s for s in body.layer.steps if isinstance(s, Product)] if isinstance(body, Graph) else body
+        return products[-1].site
 
     @property
     def queued(self) -> bool:
@@ -70,7 +103,7 @@ class Writer:
     def cached(self, op: OpId) -> bool:
         """True for a weight that is read from a cache; a pass that trains nothing casts its own."""
         weight = op.role_id == TensorRole.WEIGHT and op.microbatch < self.spec.microbatches
-        return weight and self.has(Feature.WEIGHT_CACHE) and self.preset.reads is not Reads.RAW
+        return weight and self.has(Feature.WEIGHT_CACHE) and self.casts(op)
 
     def filler(self, op: OpId) -> OpId:
         """The operation whose cast fills the cache that ``op`` reads: its worker's first microbatch."""
@@ -92,7 +125,7 @@ class Writer:
 
     def content(self, op: OpId) -> Content:
         """What the tensor of ``op`` holds."""
-        if op.role_id == TensorRole.WEIGHT:
+        if op.role_id == TensorRole.WEIGHT or isinstance(self.body, Graph):
             return Content.NORMAL
         if self.has(Feature.IDLE_EXPERT) and op.layer_id == self.spec.layers - 1 and op.logical_step % 2:
             return Content.EMPTY
@@ -109,22 +142,23 @@ class Writer:
 
     def mode(self, op: OpId) -> Mode:
         """The context of a cast."""
-        if self.has(Feature.MIXED_FORMATS) and op.site == self.body[-1].site:
+        if self.has(Feature.MIXED_FORMATS) and op.site == self.last_site:
             return Mode(fmt=FORMATS[OTHER_FORMAT].name)
         return PLAIN
 
-    def cast(self, op: OpId, phase: Phase, *, replayed: bool = True) -> Iterator[Event]:
-        """What the preset does with one operand in ``phase``. replayed: some recompute will ask for it again.
+    def cast(self, op: OpId, phase: Phase, *, src: Slot = "", replayed: bool = True) -> Iterator[Event]:
+        """What the preset does with one operand in ``phase``. src: where the tensor lies, "": where it was loaded to.
+        replayed: some recompute will ask for it again.
 
         Current scaling observes before it begins, whatever the order of the verbs. Phases that train nothing take a
         snapshot of the live state and encode.
         """
-        if self.cached(op) and (phase is not Phase.FORWARD or op != self.filler(op)):
+        if not self.casts(op) or (self.cached(op) and (phase is not Phase.FORWARD or op != self.filler(op))):
             return
-        verbs = self.verbs(phase)
-        cell, src, meta = self.scope(op), slot("x", op), self.snapshot_slot(op, phase)
-        seen = slot(f"obs.{phase.value}", op)
-        if self.recipe.may_need_observation and Verb.BEGIN in verbs:
+        verbs, src = self.verbs(phase), src or slot("x", op)
+        cell, meta = self.scope(op), self.snapshot_slot(op, phase)
+        seen, looks_first = slot(f"obs.{phase.value}", op), self.recipe_of(op).may_need_observation
+        if looks_first and Verb.BEGIN in verbs:
             yield Observe(phase, op, src, None, seen)
             verbs = tuple(v for v in verbs if v is not Verb.OBSERVE)
         if self.queued and phase is Phase.RECOMPUTE:
@@ -133,7 +167,7 @@ class Writer:
         for verb in verbs:
             match verb:
                 case Verb.BEGIN:
-                    yield Begin(phase, op, cell, meta, seen if self.recipe.may_need_observation else None)
+                    yield Begin(phase, op, cell, meta, seen if looks_first else None)
                     if self.queued and phase is Phase.FORWARD and replayed and not self.cached(op):
                         yield Stash(phase, op, queue_of(cell), meta)
                 case Verb.QUANTIZE:
@@ -159,28 +193,24 @@ class Writer:
             seen = tuple(slot(f"obs.{phase.value}", op._replace(visit=v)) for v in visits)
             yield Commit(phase, op, self.scope(op), seen, self.fold)
 
-    def operand(self, op: OpId, made: Phase) -> Operand:
+    def operand(self, side: Side) -> Operand:
         """The operand whose codes were made in phase ``made``, decoded as the preset reads metadata."""
+        op, made = side.op, side.made
+        if side.raw or not self.casts(op):
+            return Operand(op, side.src or slot("x", op), None, None, None)
         cached = self.cached(op)
         of = self.filler(op) if cached else op
-        match self.preset.reads:
-            case Reads.RAW:
-                return Operand(op, slot("x", op), None, None, None)
-            case Reads.SNAPSHOT:
-                meta = self.snapshot_slot(op, made)
-            case Reads.LIVE:
-                meta = slot("live", op)
-        return Operand(of, self.codes_slot(op, made), meta, meta if self.recipe.centred else None, meta, cached)
+        meta = slot("live", op) if self.preset.reads is Reads.LIVE else self.snapshot_slot(op, made)
+        return Operand(of, self.codes_slot(op, made), meta, meta if self.recipe_of(op).centred else None, meta, cached)
 
-    def consume(
-        self, gemm: str, op: OpId, phase: Phase, left: tuple[OpId, Phase], right: tuple[OpId, Phase]
-    ) -> Iterator[Event]:
-        """One GEMM; a preset that reads live state fetches it just before."""
+    def consume(self, gemm: str, op: OpId, phase: Phase, left: Side, right: Side, *, out: Slot = "") -> Iterator[Event]:
+        """One GEMM; a preset that reads live state fetches it just before. out: "" for a slot of its own."""
         if self.preset.reads is Reads.LIVE:
-            for operand, _ in (left, right):
-                yield Fetch(phase, operand, self.scope(operand), slot("live", operand))
-        out = slot(f"out.{phase.value}.{gemm}", op)
-        yield Consume(phase, op, gemm, (self.operand(*left), self.operand(*right)), out)
+            for side in (left, right):
+                if not side.raw and self.casts(side.op):
+                    yield Fetch(phase, side.op, self.scope(side.op), slot("live", side.op))
+        operands = self.operand(left), self.operand(right)
+        yield Consume(phase, op, gemm, operands, out or slot(f"out.{phase.value}.{gemm}", op))
 
     def verbs(self, phase: Phase) -> tuple[Verb, ...]:
         """What happens to an operand in ``phase``; a gradient has its own owner and is cast as in forward."""

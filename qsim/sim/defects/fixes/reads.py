@@ -139,11 +139,11 @@ class _Refill:
         """The events of ``op``, which casts the weight that ``made`` cast in another step."""
         begin, quantize, seen = self._begun[made], self._cast[made], slot("obs.f", op)
         yield Load(Phase.FORWARD, op, quantize.src)
-        if self._case.recipe.may_need_observation:
+        if self._case.recipe_of(op).may_need_observation:
             yield Observe(Phase.FORWARD, op, quantize.src, None, seen)
         yield begin._replace(op=op)
         yield quantize._replace(op=op)
-        if not self._case.recipe.may_need_observation:
+        if not self._case.recipe_of(op).may_need_observation:
             yield Observe(Phase.FORWARD, op, quantize.src, begin.into, seen)
         if self._case.context.unit is Cadence.MICROBATCH:
             yield from self._committing.commit(Phase.FORWARD, op, begin.cell, seen)

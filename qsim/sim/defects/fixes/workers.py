@@ -206,7 +206,7 @@ def decoded_everywhere(case: Case) -> Case:
         cast = made.get(o.of)
         if o.descale is not None or cast is None:
             return o
-        center = cast.by if case.recipe.centred else None
+        center = cast.by if case.recipe_of(cast.op).centred else None
         return Operand(o.of, cast.out, cast.by, center, cast.by, cast.out in cached)
 
     schedule: list[Event] = []

@@ -1,0 +1,151 @@
+"""A training run without its numbers: schedule, records, what it breaks. Touches no tensor."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from qsim.errors import StudyError
+from qsim.formats import POLICIES, get_format
+from qsim.quant import Recipe, TensorRole, make_recipe
+from qsim.quant.centred import CenterAxis, CenterSource
+from qsim.record import Record
+from qsim.sim import (
+    FIXES,
+    PRESETS,
+    SCOPES,
+    Case,
+    Defect,
+    Order,
+    ScheduleSpec,
+    Violation,
+    broken,
+    build_case,
+    get_defect,
+    in_order,
+    lint,
+)
+from qsim.sim.schedule import features_of
+from qsim.training.config import CORRECT, HIGH_PRECISION, LoopParams, ModelParams, QuantParams, TrainConfig
+from qsim.training.model import decoder
+
+POLICY = POLICIES["ocp"]
+LINEAR_ROLES = {"input": TensorRole.INPUT, "weight": TensorRole.WEIGHT, "grad_output": TensorRole.GRAD_OUTPUT}
+ATTENTION_ROLES = {
+    "q": TensorRole.ATTN_Q,
+    "k": TensorRole.ATTN_K,
+    "v": TensorRole.ATTN_V,
+    "p": TensorRole.ATTN_P,
+}
+AND = "+"
+"""Between defects that are put on a run one after the other."""
+
+
+class TrainPlan(NamedTuple):
+    """What no number decides: the schedule, what happens in it, what it breaks and is expected to break."""
+
+    case: Case
+    records: tuple[Record, ...]
+    violations: tuple[Violation, ...]
+    expected: tuple[str, ...]
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """The invariants that it breaks, by name."""
+        return in_order(broken(self.violations))
+
+
+def defects_of(name: str) -> tuple[tuple[Defect, str], ...]:
+    """The defects of a run, with their variants: none for a control. StudyError for an unknown one."""
+    if name in (CORRECT, HIGH_PRECISION):
+        return ()
+    found = []
+    for part in name.split(AND):
+        whole, _, variant = part.partition("/")
+        found.append((get_defect(whole), variant))
+    return tuple(found)
+
+
+def spec_of(config: TrainConfig) -> ScheduleSpec:
+    """The schedule of a run, warm steps included. Raises SpecError, or CaseError where it cannot host its defect."""
+    loop = config.loop
+    return ScheduleSpec(
+        steps=loop.warm_steps + loop.steps,
+        microbatches=loop.microbatches,
+        layers=config.model.layers,
+        workers=loop.workers,
+        order=Order(loop.order),
+        stages=loop.stages,
+        features=features_of(loop.features),
+    )
+
+
+def linear_recipe(quant: QuantParams) -> Recipe:
+    """The recipe of the linear layers."""
+    return make_recipe(
+        quant.recipe, fmt=get_format(quant.fmt), window=quant.window, grad_fmt=get_format(quant.grad_fmt),
+        initial_scale=quant.initial_scale,
+    )  # fmt: skip
+
+
+def attention_recipe(quant: QuantParams) -> Recipe:
+    """The recipe of attention operands."""
+    options: dict[str, object] = {"initial_scale": quant.initial_scale}
+    if quant.attention_recipe == "centred":
+        options |= {"axis": CenterAxis(quant.center_axis), "source": CenterSource[quant.center_source.upper()]}
+        if options["source"] is CenterSource.EMA:
+            options["beta"] = quant.center_decay
+    return make_recipe(
+        quant.attention_recipe, fmt=get_format(quant.attention_fmt), window=quant.attention_window, **options
+    )
+
+
+def roles_of(quant: QuantParams) -> frozenset[int]:
+    """The roles that are cast. StudyError for an unknown one."""
+    found = set()
+    for names, known, where in (
+        (quant.linear, LINEAR_ROLES, "linear"),
+        (quant.attention, ATTENTION_ROLES, "attention"),
+    ):
+        for name in names:
+            if name not in known:
+                raise StudyError(f'quant.{where} "{name}" is unknown; known: {", ".join(known)}')
+            found.add(int(known[name]))
+    return frozenset(found)
+
+
+def plan_of(config: TrainConfig) -> TrainPlan:
+    """The plan of a run. Raises CaseError where preset, recipe or schedule cannot host its defect."""
+    quant = config.quant
+    if config.defect == HIGH_PRECISION:
+        quant = QuantParams()
+    return _plan(config.model, quant, config.loop, config.defect, config.fix)
+
+
+@lru_cache(maxsize=4)
+def _plan(model: ModelParams, quant: QuantParams, loop: LoopParams, name: str, fix: str) -> TrainPlan:
+    defects = defects_of(name)
+    preset = PRESETS["none" if name == HIGH_PRECISION else loop.preset]
+    config = TrainConfig(model=model, quant=quant, loop=loop)
+    spec, linear, attention = spec_of(config), linear_recipe(quant), attention_recipe(quant)
+    cadence = None
+    for defect, variant in defects:
+        shaped = defect.shaped(variant)
+        spec, cadence = shaped.host(spec), shaped.cadence or cadence
+        shaped.require(preset, attention if quant.attention else linear)
+    case = build_case(
+        spec, body=decoder(model), preset=preset, recipe=linear, cadence=cadence, policy=POLICY,
+        scope=SCOPES[loop.scope] if loop.scope else None,
+        recipes={int(role): attention for role in ATTENTION_ROLES.values()}, roles=roles_of(quant),
+    )  # fmt: skip
+    expected = preset.breaks_on(case.context.traits)
+    for defect, variant in defects:
+        case = defect.apply(case, variant)
+        expected |= defect.shaped(variant).breaks
+    if fix:
+        case = FIXES[fix].rewrite(case)
+    records, violations = lint(case)
+    if fix:  # a right fix leaves nothing, at most what the preset breaks by itself; of a wrong one nothing is foretold
+        right = all(fix in defect.fixes for defect, _ in defects)
+        expected = frozenset() if right else broken(violations)
+    return TrainPlan(case, records, violations, in_order(expected))
