@@ -30,6 +30,11 @@ def sample_capture() -> Path:
     return package_dir() / "workloads" / "data" / "minilm_sample.safetensors"
 
 
+def sample_text() -> Path:
+    """The text that ships with qsim; its licence and provenance lie beside it."""
+    return package_dir() / "training" / "data" / "topics.txt"
+
+
 def _usable(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)

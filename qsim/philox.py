@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     SCHEDULE = 6
     DATA = 7
     MAGNITUDE = 8
+    BATCHES = 9
 
 
 def philox4x32(counter: U32, key: tuple[int, int]) -> U32:

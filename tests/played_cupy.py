@@ -69,6 +69,41 @@ class Array:
     def sum(self) -> Array:
         return self._like(np.asarray(self._own.sum()))
 
+    def _other(self, other: Any) -> Any:
+        if isinstance(other, np.ndarray):
+            raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+        return other._own if isinstance(other, Array) else other
+
+    def __add__(self, other: Any) -> Array:
+        return self._like(self._own + self._other(other))
+
+    def __sub__(self, other: Any) -> Array:
+        return self._like(self._own - self._other(other))
+
+    def __mul__(self, other: Any) -> Array:
+        return self._like(self._own * self._other(other))
+
+    def __truediv__(self, other: Any) -> Array:
+        return self._like(self._own / self._other(other))
+
+    def __or__(self, other: Any) -> Array:
+        return self._like(self._own | self._other(other))
+
+    def __lshift__(self, other: Any) -> Array:
+        return self._like(self._own << self._other(other))
+
+    def __rshift__(self, other: Any) -> Array:
+        return self._like(self._own >> self._other(other))
+
+    def __lt__(self, other: Any) -> Array:
+        return self._like(self._own < self._other(other))
+
+    def __gt__(self, other: Any) -> Array:
+        return self._like(self._own > self._other(other))
+
+    def __ge__(self, other: Any) -> Array:
+        return self._like(self._own >= self._other(other))
+
     def __int__(self) -> int:
         return int(self.get())
 
@@ -182,6 +217,12 @@ class PlayedCupy:
 
     def ascontiguousarray(self, x: Array) -> Array:
         return self._own(np.ascontiguousarray(x._own))
+
+    def where(self, condition: Array, a: Any, b: Any) -> Array:
+        return self._own(np.where(condition._own, condition._other(a), condition._other(b)))
+
+    def isnan(self, x: Array) -> Array:
+        return self._own(np.isnan(x._own))
 
     def broadcast_to(self, x: Array, shape: Any) -> Array:
         return Array(np.broadcast_to(x._own, shape), self)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qsim.arrays import F32, F64, AnyArray
+from qsim.backends import elementwise
+from qsim.backends.checks import as_float32
 from qsim.backends.protocol import Finish
 
 if TYPE_CHECKING:
@@ -31,6 +33,14 @@ class HostBackend:
     def get(self, x: AnyArray) -> AnyArray:
         """``x`` itself; see ``Backend.get``."""
         return x
+
+    def exp(self, x: F32) -> F32:
+        """e^x rounded once; see ``Backend.exp``."""
+        return elementwise.exp(as_float32(x, "x"), np)
+
+    def log(self, x: F32) -> F32:
+        """ln x rounded once; see ``Backend.log``."""
+        return elementwise.log(as_float32(x, "x"), np)
 
     def rotate(self, x: F32, signs: F32, *, back: bool = False) -> F32:
         """The Hadamard rotation of x, or its way back; see ``Backend.rotate``."""

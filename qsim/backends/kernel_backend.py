@@ -23,6 +23,7 @@ from cuda_kernels.pack import pack, unpack
 from cuda_kernels.reduce import observe, sums, totals
 from cuda_kernels.unblocks import dequantize_blocks
 from qsim.arrays import F32, F64, U8, U32, AnyArray
+from qsim.backends import elementwise
 from qsim.backends.checks import as_float32, lead_shape, matrix_center, mean_shape, rows_of, streams_of
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Finish, Observed
 from qsim.backends.scaling import check_broadcast
@@ -72,7 +73,7 @@ def _in_words_of_this_floor(kind: type[KernelBackend]) -> type[KernelBackend]:
 
 
 DOORS = ("quantize", "decode", "observe", "sums", "pack", "unpack", "quantize_blocks", "dequantize_blocks", "matmul",
-         "rotate", "accumulate", "finish")  # fmt: skip
+         "exp", "log", "rotate", "accumulate", "finish")  # fmt: skip
 """What the protocol asks for."""
 
 
@@ -231,6 +232,14 @@ class KernelBackend:
         if left.dtype != np.float32 or right.dtype != np.float32:
             raise UsageError(f"matmul of {left.dtype} and {right.dtype}; pass float32 arrays")
         return self._back(matmul(self._place, self.put(left), self.put(right)), a)
+
+    def exp(self, x: F32) -> F32:
+        """e^x rounded once; see ``Backend.exp``."""
+        return self._back(elementwise.exp(self._float32(x, "x"), self.xp), x)
+
+    def log(self, x: F32) -> F32:
+        """ln x rounded once; see ``Backend.log``."""
+        return self._back(elementwise.log(self._float32(x, "x"), self.xp), x)
 
     def rotate(self, x: F32, signs: F32, *, back: bool = False) -> F32:
         """The Hadamard rotation of x, or its way back; see ``Backend.rotate``."""

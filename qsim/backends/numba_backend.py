@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qsim.arrays import F32, I64, U8, AnyArray
+from qsim.backends import elementwise_kernels
 from qsim.backends.checks import (
     Rows,
     as_codes,
@@ -34,7 +35,7 @@ from qsim.codec.means import Sums, check_count
 from qsim.codec.oracle import place, refusal
 from qsim.codec.scaled import ScaledCodes, ScaleRecipe, fast
 from qsim.codec.tables import decode_table, encoder_table, has_fast_kernel
-from qsim.codec.threads import run_spans, spans
+from qsim.codec.threads import in_chunks, run_spans, spans
 from qsim.errors import FormatError
 from qsim.formats import CastPolicy
 from qsim.philox import RandomStream
@@ -177,6 +178,23 @@ class NumbaBackend(HostBackend):
         from qsim.gemm.exact import matmul
 
         return matmul(a, b)
+
+    def exp(self, x: F32) -> F32:
+        """e^x rounded once; see ``Backend.exp``."""
+        return _elementwise(elementwise_kernels.exp, x)
+
+    def log(self, x: F32) -> F32:
+        """ln x rounded once; see ``Backend.log``."""
+        return _elementwise(elementwise_kernels.log, x)
+
+
+def _elementwise(run: Callable[[F32, F32], None], x: F32) -> F32:
+    """``run`` over x, a large array on several threads."""
+    source = np.ascontiguousarray(as_float32(x, "x")).reshape(-1)
+    out = np.empty(x.shape, np.float32)
+    target = out.reshape(-1)
+    in_chunks(lambda start, stop: run(source[start:stop], target[start:stop]), source.size)
+    return out
 
 
 def _quantize_generally(x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:

@@ -166,6 +166,14 @@ class Backend(Protocol):
         """The exact sum of products rounded once to float32: a [..., T, K] @ b [..., K, O]."""
         ...
 
+    def exp(self, x: F32) -> F32:
+        """e^x rounded once, the same bits on every backend; see ``qsim.backends.elementwise.exp``."""
+        ...
+
+    def log(self, x: F32) -> F32:
+        """ln x rounded once, the same bits on every backend; see ``qsim.backends.elementwise.log``."""
+        ...
+
     def rotate(self, x: F32, signs: F32, *, back: bool = False) -> F32:
         """The Hadamard rotation of x along its last axis, or its way back; see ``qsim.codec.hadamard``."""
         ...

@@ -28,7 +28,7 @@ from qsim._paths import numba_cache_dir, package_dir
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-KERNEL_ROOMS = ("codec", "gemm")
+KERNEL_ROOMS = ("codec", "gemm", "backends")
 OPTIONS = {"error_model": "numpy", "fastmath": False, "nogil": True}  # nothing is contracted, division by 0 is IEEE
 
 FORK_WAIT = 30.0

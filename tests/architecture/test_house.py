@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import qsim
+from qsim.codec.jit import KERNEL_ROOMS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(p for folder in ("qsim", "cuda_kernels", "studies") for p in (ROOT / folder).rglob("*.py"))
@@ -66,6 +67,7 @@ def test_kernels_live_in_files_whose_text_is_in_the_cache_folders_name() -> None
     users = [p for p in SOURCES if re.search(r"^@(?:kernel|helper|cached)\b", p.read_text(), re.MULTILINE)]
     assert len(users) > 5
     assert [] == [str(p.relative_to(ROOT)) for p in users if not p.name.endswith("kernels.py")]
+    assert {p.relative_to(ROOT / "qsim").parts[0] for p in users} == set(KERNEL_ROOMS)
 
 
 def test_below_the_sweep_no_clock_is_read() -> None:
