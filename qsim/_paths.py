@@ -35,6 +35,11 @@ def sample_text() -> Path:
     return package_dir() / "training" / "data" / "topics.txt"
 
 
+def sample_weights() -> Path:
+    """The trained model that ships with qsim; how it was made lies beside it."""
+    return package_dir() / "training" / "data" / "decoder.safetensors"
+
+
 def _usable(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)

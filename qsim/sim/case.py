@@ -18,7 +18,7 @@ class Context:
     fold: how commits merge. ranks: workers of one group whose states are replicas, 1 where workers are none. traits:
     what the schedule does, by name, as ``ScheduleSpec.traits`` says, with "gradients", "centre" and "two sites" of
     body and recipe, "queue" where the preset carries metadata to recompute in one, and "reread" where its recompute
-    reads the live state.
+    reads the live state, "dataflow" where values go from step to step of a graph.
     """
 
     scope: Scope

@@ -1,6 +1,7 @@
 """The decoder as a graph of steps, and its parameters by name. Runs nothing; knows no number but sizes.
 
-A layer is a list: norm, QKV, split, scores, softmax, values, projection, residual, norm, up, activation, down, residual.
+A layer is a list of steps: norm, QKV, split, scores, softmax, values, projection, residual, norm, up, activation, down,
+residual.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 from qsim.arrays import F32, frozen
 from qsim.philox import Purpose, random_bell
 from qsim.quant import OpId, Site, TensorRole
-from qsim.sim.schedule import DATA, HELD, Block, Graph, Node, Product
+from qsim.sim.schedule import DATA, HELD, Block, Graph, Node, Product, param_slot
+from qsim.sim.schedule.walk import TAIL
 from qsim.training.config import RECOMPUTED, ModelParams
 
 VOCABULARY = 256
@@ -70,7 +72,7 @@ def decoder(params: ModelParams) -> Graph:
     stem = Node(
         "embed", (DATA, "embed", "positions"), ("y",), reads=(DATA,), flows=("y",), grads=("embed", "positions")
     )
-    head = Product("linear", int(Site.HEAD), "n", "head", "logits", (_INPUT, _WEIGHT), cast=False)
+    head = Product("linear", int(Site.HEAD), "z", "head", "logits", (_INPUT, _WEIGHT), cast=False)
     loss = Node("loss", ("logits", DATA, HELD), ("loss", "dlogits"))
     return Graph(
         stem=Block(steps=(stem,), source="", result="y", params=STEM_PARAMS),
@@ -78,7 +80,7 @@ def decoder(params: ModelParams) -> Graph:
             steps=layer, source="h", result="y", params=LAYER_PARAMS,
             saves=frozenset({"o", "lse"}) if saved else frozenset(),
         ),
-        tail=Block(steps=(_norm("y", "norm_final", "n"), head, loss), source="y", result="logits", params=TAIL_PARAMS),
+        tail=Block(steps=(_norm("y", "norm_final", "z"), head, loss), source="y", result="logits", params=TAIL_PARAMS),
         batch=int(Site.EMBED),
     )  # fmt: skip
 
@@ -87,7 +89,8 @@ def shapes(params: ModelParams) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every parameter, without the replica axis: "embed", "L0.qkv" ..., "head"."""
     d, up = params.width, params.hidden * (2 if params.activation == "swiglu" else 1)
     of_layer = {
-        "norm_attn": (d,), "qkv": (d, 3 * d), "proj": (d, d), "norm_ffn": (d,), "up": (d, up), "down": (params.hidden, d),
+        "norm_attn": (d,), "qkv": (d, 3 * d), "proj": (d, d),
+        "norm_ffn": (d,), "up": (d, up), "down": (params.hidden, d),
     }  # fmt: skip
     found: dict[str, tuple[int, ...]] = {"embed": (VOCABULARY, d), "positions": (params.context, d)}
     for layer in range(params.layers):
@@ -99,6 +102,14 @@ def name_of(op: OpId) -> str:
     """The name of the parameter that ``op`` loads or casts."""
     name = _NAMES[op.site]
     return f"L{op.layer_id}.{name}" if name in LAYER_PARAMS else name
+
+
+def place_of(name: str) -> str:
+    """The slot of a parameter."""
+    if "." not in name:
+        return param_slot(name, TAIL)
+    layer, own = name.split(".")
+    return param_slot(own, int(layer[1:]))
 
 
 def kind_of(name: str) -> str:

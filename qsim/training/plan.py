@@ -70,6 +70,7 @@ def spec_of(config: TrainConfig) -> ScheduleSpec:
     """The schedule of a run, warm steps included. Raises SpecError, or CaseError where it cannot host its defect."""
     loop = config.loop
     return ScheduleSpec(
+        first=loop.first,
         steps=loop.warm_steps + loop.steps,
         microbatches=loop.microbatches,
         layers=config.model.layers,

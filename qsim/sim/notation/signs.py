@@ -299,10 +299,6 @@ SIGNS: tuple[Sign, ...] = (
     _sign("X", Load, "bring a tensor in",
           Argument("content", "", CONTENT, _always(Content.NORMAL)),
           Argument("out", "out", SLOT, _own("x")), op="key"),
-    _sign("N", Compute, "apply a node of the layer to values",
-          Argument("node", "", NAME, None),
-          Argument("ins", "ins", _list(SLOT), _always(())),
-          Argument("outs", "outs", _list(SLOT), _always(())), op="at"),
     _sign("P", Begin, "freeze the state into a snapshot", _OWNER,
           Argument("into", "into", SLOT, _own("snap")),
           Argument("obs", "obs", MAYBE_SLOT, _always(None))),
@@ -339,6 +335,10 @@ SIGNS: tuple[Sign, ...] = (
           Argument("parts", "parts", _list(NAME), _always(("state", "descale", "weights", "queues"))), op=""),
     _sign("AL", Allocate, "reserve buffers of codes that nothing was written to",
           Argument("slots", "", _list(SLOT), None), op="like"),
+    _sign("N", Compute, "apply a node of the layer to values",
+          Argument("node", "", NAME, None),
+          Argument("ins", "ins", _list(SLOT), _always(())),
+          Argument("outs", "outs", _list(SLOT), _always(())), op="at"),
     _sign("D", Drop, "free slots", Argument("slots", "", _list(SLOT), None), op=""),
 )  # fmt: skip
 """W, a cast into a weight cache, is Q with other slots; H, a hit, is an operand that is ``cached``."""

@@ -230,23 +230,23 @@ def build_schedule(writer: Writer) -> Schedule:
     """All events of the spec's steps, in order."""
     spec = writer.spec
     walker = _walker_of(writer)
-    steps = [_step(writer, step, walker) for step in range(spec.steps)]
+    steps = [_step(writer, spec.first + step, walker) for step in range(spec.steps)]
     cells = tuple(dict.fromkeys(cell for step in steps for event in step if (cell := cell_of(event)) is not None))
     events: list[Event] = []
     if walker is not None:
         events += walker.start()
     if writer.has(Feature.GRAPH_CAPTURE):
-        events += _interlude(writer, 0, Phase.CAPTURE, walker)
-    for step, part in enumerate(steps):
+        events += _interlude(writer, spec.first, Phase.CAPTURE, walker)
+    for step, part in enumerate(steps, spec.first):
         for feature, phase in _INTERLUDES.items():
             if writer.has(feature):
                 events += _interlude(writer, step, phase, walker)
-        if writer.has(Feature.RERUN) and step == spec.steps - 1:
+        if writer.has(Feature.RERUN) and step == spec.first + spec.steps - 1:
             events += _taken_back(part, cells, walker)
         events += part
         if writer.has(Feature.WEIGHT_CACHE) and walker is None:
             events.append(Optimize(Phase.UPDATE, OpId(step)))
-        if writer.has(Feature.SAVE_RESTORE) and step == 0:
+        if writer.has(Feature.SAVE_RESTORE) and step == spec.first:
             events += _restarted(cells, walker)
     return tuple(events)
 
@@ -390,7 +390,7 @@ def _trigger(spec: ScheduleSpec, preset: Preset, unit: Cadence) -> Trigger:
 
 def _traits(body: Body | Graph, recipes: Sequence[Recipe], preset: Preset) -> frozenset[str]:
     if isinstance(body, Graph):
-        found = {"gradients", "weights", "two sites"}
+        found = {"gradients", "weights", "two sites", "dataflow"}
     else:
         found = {"gradients"} if any(getattr(node, "gradients", False) for node in body) else set()
         found |= {"weights"} if any(isinstance(node, Linear) for node in body) else set()

@@ -140,3 +140,13 @@ class Graph:
     update: str = "update"
     loss: str = "loss"
     outward: str = "dlogits"
+
+    def __post_init__(self) -> None:
+        made = [name for block in (self.stem, self.layer, self.tail) for step in block.steps for name in made_by(step)]
+        made = [name for name in made if name not in (self.stem.result, self.layer.result)]
+        assert len(set(made)) == len(made), "a value is made once: values of stem and tail lie beside those of layer 0"
+
+
+def made_by(step: Step) -> tuple[str, ...]:
+    """The values that a step makes."""
+    return (step.out,) if isinstance(step, Product) else step.outs

@@ -97,7 +97,7 @@ class SpecError(UsageError):
 class ScheduleSpec:
     """How much is replayed. Microbatch m runs on worker m % workers; workers proceed in step, layer by layer.
 
-    stages: of a pipelined order. features: what else happens. Raises SpecError, with everything that is wrong, where
+    first: number of the first step. stages: of a pipelined order. features: what else happens. Raises SpecError, with everything that is wrong, where
     sizes, order and features do not fit.
     """
 
@@ -108,6 +108,7 @@ class ScheduleSpec:
     order: Order = Order.FORWARD_FIRST
     stages: int = 2
     features: frozenset[Feature] = frozenset()
+    first: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("steps", "microbatches", "layers", "workers", "stages")
@@ -116,6 +117,8 @@ class ScheduleSpec:
             for name in sizes
             if getattr(self, name) < 1
         ]
+        if self.first < 0:
+            wrong.append(f"schedule.first is {self.first}; steps count from 0")
         wrong = wrong or [*self._sizes_apart(), *self._features_apart(), *self._pipeline_apart()]
         if wrong:
             raise SpecError(wrong)

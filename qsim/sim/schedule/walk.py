@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from qsim.quant import OpId, TensorRole
 from qsim.sim.events import Compute, Drop, Event, Load, Optimize, Phase, Slot
 from qsim.sim.presets import Verb
-from qsim.sim.schedule.graph import DATA, GRADIENTS, HELD, LEFT, OUT, RIGHT, Block, Graph, Node, Product, Step
+from qsim.sim.schedule.graph import DATA, GRADIENTS, HELD, LEFT, OUT, RIGHT, Block, Graph, Node, Product, Step, made_by
 from qsim.sim.schedule.spec import Feature
 from qsim.sim.schedule.writer import Side, Writer, slot
 
@@ -377,8 +377,3 @@ class Walker:
         own = self.writer.queued or Verb.BEGIN in self.writer.preset.recompute
         kinds = ("snap", "snap.r") if own else ("snap",)
         return [slot(kind, op) for op in self._cast_ops(visit, step) for kind in kinds]
-
-
-def made_by(step: Step) -> tuple[str, ...]:
-    """The values that a step makes."""
-    return (step.out,) if isinstance(step, Product) else step.outs

@@ -1,0 +1,254 @@
+"""Runs one training configuration for R seeds: events in order, telemetry beside them. Knows no study and no defect.
+
+The schedule is the whole program: what is trained, recomputed, committed and updated stands in its events.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from qsim.arrays import F32, AnyArray, frozen
+from qsim.backends import get_backend
+from qsim.errors import UsageError
+from qsim.nn import Arithmetic, Dims, Hyper, OptimizerState
+from qsim.quant import OpId, QuantState, StateKey, TensorRole
+from qsim.sim import Env
+from qsim.sim.data import Data, apply
+from qsim.sim.events import Compute, Phase
+from qsim.sim.schedule import HELD, REPORT
+from qsim.training.batches import batches, bytes_needed
+from qsim.training.config import OptimizerParams, TrainConfig
+from qsim.training.log import StepLog, TrainLog
+from qsim.training.model import decoder, name_of, place_of, shapes
+from qsim.training.nodes import Nodes
+from qsim.training.plan import POLICY, TrainPlan, plan_of
+from qsim.training.start import parameters_of
+from qsim.training.telemetry import log_step, scales_of
+from qsim.training.text import Text, open_text
+from qsim.training.watch import Casts, Matched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Tensors by key: parameters of R seeds, and the bytes of a microbatch."""
+
+    text: Text
+    seeds: tuple[int, ...]
+    batch: int
+    context: int
+    params: Mapping[str, F32]
+
+    def load(self, op: OpId) -> Any:
+        """float32 [R, ...] of a parameter; int64 [R, batch, context + 1] of the data: tokens and the one that follows."""
+        if op.role_id == TensorRole.WEIGHT:
+            return self.params[name_of(op)]
+        tokens, targets = batches(
+            self.text, self.seeds, step=op.logical_step, microbatch=op.microbatch, batch=self.batch,
+            context=self.context,
+        )  # fmt: skip
+        return frozen(np.concatenate([tokens, targets[..., -1:]], axis=-1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """All that a run goes on from: parameters [R, ...] by name, what the optimizer holds, quantizer states by owner.
+
+    step: number of the next step.
+    """
+
+    step: int
+    params: Mapping[str, F32]
+    held: OptimizerState
+    states: Mapping[StateKey, QuantState]
+
+
+class Trained(NamedTuple):
+    """What a run leaves behind: the log, and the state that another run may go on from."""
+
+    log: TrainLog
+    state: RunState
+
+
+def train(config: TrainConfig, seeds: Sequence[int]) -> TrainLog:
+    """Train ``config`` once for all ``seeds``, and say what happened.
+
+    Reproducible to the bit unless ``accumulation`` is "blas": the bits of a seed depend neither on the other seeds nor
+    on the machine. Raises CaseError where the schedule cannot host the defect, InputError for text and checkpoint.
+    """
+    return train_on(config, seeds).log
+
+
+def train_on(config: TrainConfig, seeds: Sequence[int], state: RunState | None = None) -> Trained:
+    """``train``, from a state on if one is given: its parameters in place of a checkpoint, its step first, no warm
+    steps. In two parts a run has the same bits as in one.
+    """
+    if not seeds:
+        raise UsageError("train without seeds; give at least one")
+    if state is not None:
+        loop = msgspec.structs.replace(config.loop, first=state.step, warm_steps=0)
+        config = msgspec.structs.replace(config, loop=loop)
+    plan = plan_of(config)
+    text = open_text(config.data.text, at_least=bytes_needed(config.model.context))
+    source = Source(
+        text=text, seeds=tuple(seeds), batch=config.data.batch, context=config.model.context,
+        params=parameters_of(config, seeds) if state is None else state.params,
+    )  # fmt: skip
+    nodes = nodes_of(config, None if state is None else state.held)
+    run = _Run(config, env_of(config, plan, source, nodes), len(seeds))
+    run.data.states.update({} if state is None else state.states)
+    run.go(plan)
+    return Trained(run.log(plan, source), run.state(nodes.names))
+
+
+def nodes_of(config: TrainConfig, held: OptimizerState | None = None) -> Nodes:
+    """The nodes of a configuration. held: what its optimizer goes on from."""
+    backend = get_backend(config.backend)
+    model = config.model
+    return Nodes(
+        arithmetic=Arithmetic(backend=backend, exact=config.accumulation != "blas"),
+        dims=Dims(batch=config.data.batch, context=model.context, heads=model.heads, width=model.width),
+        half=model.half,
+        mode=config.accumulation,
+        microbatches=config.loop.microbatches,
+        warm=config.loop.first + config.loop.warm_steps,
+        hyper=_hyper(config.optimizer),
+        loss_scale=config.optimizer.loss_scale,
+        names=tuple(shapes(model)),
+        held=held,
+    )
+
+
+def _hyper(params: OptimizerParams) -> Hyper:
+    return Hyper(
+        kind=params.kind, lr=params.lr, beta1=params.beta1, beta2=params.beta2, eps=params.eps,
+        weight_decay=params.weight_decay, momentum=params.momentum, warmup=params.warmup, clip=params.clip,
+        dynamic=params.dynamic, growth_interval=params.growth_interval,
+    )  # fmt: skip
+
+
+def env_of(config: TrainConfig, plan: TrainPlan, source: Source, nodes: Nodes) -> Env:
+    """The env of a run."""
+    return Env(
+        load=source.load, backend=nodes.arithmetic.backend, recipe=plan.case.recipe, policy=POLICY,
+        lead=(len(source.seeds),), reproducible=nodes.arithmetic.exact, recipes=dict(plan.case.recipes),
+        nodes=nodes.table(), product=nodes.product,
+    )  # fmt: skip
+
+
+class _Run:
+    """One run under way."""
+
+    def __init__(self, config: TrainConfig, env: Env, replicas: int) -> None:
+        self.config, self.env = config, env
+        self.data = Data()
+        warm = config.loop.warm_steps
+        self.first = config.loop.first + warm
+        self.matched = Matched([warm + step for step in config.loop.matched], warm, env)
+        self.casts = Casts(replicas)
+        self.steps: list[StepLog] = []
+
+    def go(self, plan: TrainPlan) -> None:
+        """All events."""
+        data, env, look, count = self.data, self.env, self.matched.look, self.casts.look
+        watched = bool(self.config.loop.matched)
+        for event in plan.case.schedule:
+            apply(data, event, env)
+            count(event, data)
+            if watched:
+                look(event, data)
+            if isinstance(event, Compute) and event.phase is Phase.UPDATE and REPORT in event.outs:
+                self._stepped(data)
+
+    def _stepped(self, data: Data) -> None:
+        report, (saturated, flushed) = data.slots[REPORT], self.casts.take()
+        if report.step >= self.first:
+            self.steps.append(log_step(self.config, report, saturated=saturated, flushed=flushed))
+
+    def state(self, names: Sequence[str]) -> RunState:
+        """What another run may go on from."""
+        loop, slots = self.config.loop, self.data.slots
+        return RunState(
+            step=loop.first + loop.warm_steps + loop.steps,
+            params={name: slots[place_of(name)] for name in names},
+            held=slots[HELD],
+            states=dict(self.data.states),
+        )
+
+    def log(self, plan: TrainPlan, source: Source) -> TrainLog:
+        """What is left at the end."""
+        commits: dict[str, int] = {}
+        for record in plan.records:
+            if record.kind in ("commit", "store"):
+                commits[record.owner] = commits.get(record.owner, 0) + 1
+        return TrainLog(
+            seeds=source.seeds,
+            steps=tuple(self.steps),
+            matched=tuple(self.matched.found),
+            scales=scales_of(self.data),
+            commits=commits,
+            broken=plan.broken,
+            expected=plan.expected,
+            violations=len(plan.violations),
+            digest=digests(self.steps, len(source.seeds)),
+            final_loss=_held_out(self.config, self.data, source),
+        )
+
+
+def digests(steps: Sequence[StepLog], replicas: int) -> tuple[str, ...]:
+    """sha256 over loss, gradient norm (float64) and skip of every step, a seed: what a run is recognised by."""
+    found = []
+    for replica in range(replicas):
+        rows = [(step.loss[replica], step.grad_norm[replica], float(step.skipped[replica])) for step in steps]
+        values = np.asarray(rows, np.float64)
+        values[np.isnan(values)] = np.nan  # one NaN for all: processors differ in its sign
+        found.append(hashlib.sha256(values.astype("<f8").tobytes()).hexdigest())
+    return tuple(found)
+
+
+HELD_OUT_BATCHES = 2
+
+
+def _held_out(config: TrainConfig, data: Data, source: Source) -> tuple[float, ...]:
+    """Mean loss [R] over held-out batches, nothing cast: what the weights are worth."""
+    nodes, graph = nodes_of(config), decoder(config.model)
+    table = nodes.table()
+    total: AnyArray = np.zeros(len(source.seeds), np.float64)
+    for number in range(HELD_OUT_BATCHES):
+        tokens, targets = batches(
+            source.text, source.seeds, step=number, batch=source.batch, context=source.context, part="held_out"
+        )
+        batch = frozen(np.concatenate([tokens, targets[..., -1:]], axis=-1))
+        total += forward_loss(config, graph, nodes, table, data, batch)
+    return tuple(float(value) for value in total / HELD_OUT_BATCHES)
+
+
+def forward_loss(
+    config: TrainConfig, graph: Any, nodes: Nodes, table: Mapping[str, Any], data: Data, batch: AnyArray
+) -> AnyArray:
+    """The loss [R] of one batch by walking the graph's steps over values, nothing cast."""
+    from qsim.sim.schedule import DATA, Block, Node, param_slot
+    from qsim.sim.schedule.walk import STEM, TAIL
+
+    def walk(block: Block, layer: int, values: dict[str, Any]) -> dict[str, Any]:
+        for name in block.params:
+            values[name] = data.slots[param_slot(name, layer)]
+        for step in block.steps:
+            if isinstance(step, Node):
+                made = table[step.kind](OpId(0), *[values[name] for name in step.ins])
+                values |= zip(step.outs, made, strict=True)
+            else:
+                values[step.out] = nodes.product(step.gemm, values[step.left], values[step.right])
+        return values
+
+    common = {DATA: batch, HELD: data.slots[HELD]}
+    hidden = walk(graph.stem, STEM, dict(common))[graph.stem.result]
+    for layer in range(config.model.layers):
+        hidden = walk(graph.layer, layer, {graph.layer.source: hidden} | common)[graph.layer.result]
+    found: AnyArray = walk(graph.tail, TAIL, {graph.tail.source: hidden} | common)[graph.loss]
+    return found

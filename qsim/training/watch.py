@@ -1,0 +1,143 @@
+"""Looks at a run while it goes by: matched points, casts of a step. Changes nothing of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from qsim.arrays import F32, AnyArray
+from qsim.quant import OpId, QuantizedTensor, QuantSnapshot
+from qsim.sim.data import Data
+from qsim.sim.env import Env
+from qsim.sim.events import Compute, Consume, Event, Phase, Quantize, Slot
+from qsim.training.log import MatchedPoint
+
+POINTS = {
+    "n": "norm_attn", "x": "qkv", "s": "scores", "a": "proj", "m": "residual", "nn": "norm_ffn", "u": "up",
+    "g": "activation", "f": "down",
+}  # fmt: skip
+"""Value of a layer -> name of its matched point: what forward and recompute make by the same steps."""
+_FORWARD, _RECOMPUTE = "v.f.", "v.r."
+
+
+class _Seen(NamedTuple):
+    value: F32
+    scale: AnyArray | None
+
+
+class Matched:
+    """Compares every matched point of the ``steps`` (of the schedule), forward against recompute."""
+
+    def __init__(self, steps: Sequence[int], warm: int, env: Env) -> None:
+        """warm: steps before the first one that counts."""
+        self._steps, self._warm, self._env = frozenset(steps), warm, env
+        self._seen: dict[Slot, _Seen] = {}
+        self.found: list[MatchedPoint] = []
+
+    def look(self, event: Event, data: Data) -> None:
+        """After ``event``."""
+        if not isinstance(event, (Compute, Consume)) or event.phase not in (Phase.FORWARD, Phase.RECOMPUTE):
+            return
+        op = event.at if isinstance(event, Compute) else event.op
+        if op.logical_step not in self._steps:
+            return
+        for name in event.outs if isinstance(event, Compute) else (event.out,):
+            kind, _, place = name.partition("/")
+            value = POINTS.get(kind[len(_FORWARD) :])
+            if value is None or not kind.startswith((_FORWARD, _RECOMPUTE)):
+                continue
+            seen = _Seen(data.slots[name], self._scale(event, data))
+            key = f"{value}/{place}"
+            if event.phase is Phase.FORWARD:
+                self._seen[key] = seen
+            elif key in self._seen:
+                self.found.append(self._compared(op, value, self._seen.pop(key), seen))
+
+    def _scale(self, event: Event, data: Data) -> AnyArray | None:
+        if not isinstance(event, Consume) or event.operands[0].descale is None:
+            return None
+        codes = data.slots[event.operands[0].codes]
+        held = codes.snapshot if isinstance(codes, QuantizedTensor) else None
+        return held.scale if isinstance(held, QuantSnapshot) else None
+
+    def _compared(self, op: OpId, value: str, forward: _Seen, again: _Seen) -> MatchedPoint:
+        a, b = (self._env.backend.get(seen.value) for seen in (forward, again))
+        replicas = a.shape[0]
+        rows_a, rows_b = (np.ascontiguousarray(x).reshape(replicas, -1) for x in (a, b))
+        finite_a, finite_b = np.isfinite(rows_a), np.isfinite(rows_b)
+        both = finite_a & finite_b
+        with np.errstate(all="ignore"):
+            gap = np.where(both, np.abs(rows_a - rows_b), np.float32(0)).max(axis=1)
+        amax_a, amax_b = (
+            np.where(finite, np.abs(rows), np.float32(0)).max(axis=1)
+            for finite, rows in ((finite_a, rows_a), (finite_b, rows_b))
+        )
+        relative = np.divide(gap, amax_a, out=np.zeros_like(gap), where=amax_a > 0)
+        same = (rows_a.view(np.uint32) == rows_b.view(np.uint32)).all(axis=1)
+        visit = f".v{op.visit}" if op.visit else ""
+        return MatchedPoint(
+            step=op.logical_step - self._warm,
+            point=f"m{op.microbatch}.w{op.worker_id}.L{op.layer_id}{visit}.{value}",
+            same=tuple(map(bool, same)),
+            digest_forward=_digest(rows_a),
+            digest_recompute=_digest(rows_b),
+            max_abs=_row(gap),
+            max_rel=_row(relative),
+            finite_same=tuple(map(bool, (finite_a == finite_b).all(axis=1))),
+            amax_forward=_row(amax_a),
+            amax_recompute=_row(amax_b),
+            scale_forward=_scales(forward, replicas),
+            scale_recompute=_scales(again, replicas),
+        )
+
+
+def _digest(rows: F32) -> str:
+    return hashlib.sha256(rows.tobytes()).hexdigest()[:16]
+
+
+def _row(values: AnyArray) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def _scales(seen: _Seen, replicas: int) -> tuple[float, ...]:
+    return (0.0,) * replicas if seen.scale is None else _row(np.asarray(seen.scale))
+
+
+class Casts:
+    """Counts what the casts of a step saturate and flush."""
+
+    def __init__(self, replicas: int) -> None:
+        """Nothing yet."""
+        self._replicas = replicas
+        self._made: list[QuantizedTensor] = []
+
+    def look(self, event: Event, data: Data) -> None:
+        """After ``event``."""
+        if isinstance(event, Quantize) and isinstance(made := data.slots[event.out], QuantizedTensor):
+            self._made.append(made)
+
+    def take(self) -> tuple[AnyArray, AnyArray]:
+        """Shares of elements that were saturated and flushed since the last call, float64 [R] each."""
+        saturated, flushed = (self._summed(name) for name in ("saturated", "flushed"))
+        elements = max(1, sum(_size(made) for made in self._made))
+        self._made.clear()
+        return saturated / elements, flushed / elements
+
+    def _summed(self, name: str) -> AnyArray:
+        total = np.zeros(self._replicas, np.float64)
+        for made in self._made:
+            if made.counts is not None:
+                total += getattr(made.counts, name)
+        return total
+
+
+def _size(made: QuantizedTensor) -> int:
+    return int(np.prod(made.shape[1:]))
+
+
+def points(log: Sequence[MatchedPoint]) -> Iterator[str]:
+    """Names of the points that differ in some seed."""
+    return (point.point for point in log if not all(point.same))
