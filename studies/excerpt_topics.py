@@ -37,7 +37,7 @@ TOPICS = (
 )
 """Topics of running prose in the order of the language reference, none part of another; about 100 kB together."""
 
-SPELLING = {
+SPELLING: dict[str, str | int | None] = {
     "\u2018": "'",  # single quotes
     "\u2019": "'",
     "\u201c": '"',  # double quotes

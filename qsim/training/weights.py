@@ -145,32 +145,36 @@ def _sync_folder(folder: Path) -> None:
 
 def _decode(path: Path) -> tuple[dict[str, tuple[str, AnyArray]], dict[str, str]]:
     """Arrays with their tags, and the caller's metadata; InputError for anything but a whole file of qsim."""
-    from safetensors import SafetensorError, deserialize
+    from safetensors import SafetensorError
 
     try:
         if not path.is_file():
             raise InputError(f"{path}: no such file; give a .safetensors file that qsim wrote")
-        payload = path.read_bytes()
-        entries: list[tuple[str, dict[str, Any]]] = deserialize(payload)  # type: ignore[no-untyped-call]
-        start = 8 + int.from_bytes(payload[:8], "little")
-        header: dict[str, Any] = json.loads(payload[8:start])
-    except (SafetensorError, OSError, ValueError) as error:
+        return _parse(path, path.read_bytes())
+    except (SafetensorError, OSError, ValueError) as error:  # ValueError: a NUL in the name, a forged header
         raise InputError(f"{path}: cannot be read as .safetensors ({error})") from error
-    metadata: dict[str, str] = header.setdefault("__metadata__", {})
+
+
+def _parse(path: Path, payload: bytes) -> tuple[dict[str, tuple[str, AnyArray]], dict[str, str]]:
+    from safetensors import deserialize
+
+    entries: list[tuple[str, dict[str, Any]]] = deserialize(payload)  # type: ignore[no-untyped-call]
+    start = 8 + int.from_bytes(payload[:8], "little")
+    header: dict[str, Any] = json.loads(payload[8:start])
+    metadata: dict[str, str] = header.get("__metadata__") or {}  # the library lets null pass
     if metadata.get(_FORMAT_KEY) != FORMAT:
         found = f"its format is {metadata[_FORMAT_KEY]}" if _FORMAT_KEY in metadata else f"no {_FORMAT_KEY} in it"
         raise InputError(f"{path}: not a checkpoint that this qsim reads ({found}); write it with save_weights")
     if metadata.get(_DIGEST_KEY) != _digest(header, [memoryview(payload)[start:]]):
         raise InputError(f"{path}: damaged, its bytes are not those that were written; make it again")
-    try:
-        tagged = {name: (entry["dtype"], _array(entry)) for name, entry in entries}
-    except (KeyError, ValueError) as error:  # a file forged with its digest
-        raise InputError(f"{path}: an array of a kind or shape that qsim does not write ({error})") from error
+    tagged = {name: (entry["dtype"], _array(entry)) for name, entry in entries}
     given = {k: v for k, v in metadata.items() if not k.startswith(_RESERVED)}
     return dict(sorted(tagged.items())), dict(sorted(given.items()))
 
 
 def _array(entry: Mapping[str, Any]) -> AnyArray:
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"{entry['dtype']} is no dtype that qsim writes")
     held = np.dtype(_DTYPES[entry["dtype"]])
     array = np.frombuffer(entry["data"], held).reshape(tuple(entry["shape"]))
     return frozen(array.astype(held.newbyteorder("="), copy=False))

@@ -254,13 +254,15 @@ def test_damage_that_the_container_cannot_see_is_named(tmp_path: Path) -> None:
     [
         (None, r"not a checkpoint that this qsim reads \(no qsim.format in it\); write it with save_weights"),
         ({"format": "pt"}, "no qsim.format in it"),
+        ("null", "no qsim.format in it"),
         ({"qsim.format": "2"}, "its format is 2"),
         ({"qsim.format": "1"}, "damaged"),
     ],
 )
-def test_a_foreign_file_is_an_input_error(metadata: dict[str, str] | None, message: str, tmp_path: Path) -> None:
+def test_a_foreign_file_is_an_input_error(metadata: Any, message: str, tmp_path: Path) -> None:
     header: dict[str, Any] = {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     head = json.dumps(header if metadata is None else {**header, "__metadata__": metadata}).encode()
+    head = head.replace(b'"null"', b"null")
     (tmp_path / "x").write_bytes(len(head).to_bytes(8, "little") + head + b"\0" * 4)
     with pytest.raises(InputError, match=message):
         load_weights(tmp_path / "x")
@@ -273,18 +275,40 @@ def test_a_file_of_another_kind_is_an_input_error_and_nothing_in_it_runs(payload
         load_arrays(tmp_path / "x")
 
 
-@pytest.mark.parametrize("entry", [("F16", [2], 4), ("F32", [0, 2**62, 2**62], 0)])
-def test_a_forged_array_is_an_input_error(entry: tuple[str, list[int], int], tmp_path: Path) -> None:
-    kind, shape, size = entry
+@pytest.mark.parametrize(
+    ("kind", "shape", "size", "reason"),
+    [("F16", [2], 4, "F16 is no dtype that qsim writes"), ("F32", [0, 2**62, 2**62], 0, "")],
+)
+def test_a_forged_array_is_an_input_error(kind: str, shape: list[int], size: int, reason: str, tmp_path: Path) -> None:
     path = forged(tmp_path / "x", {"a": {"dtype": kind, "shape": shape, "data_offsets": [0, size]}}, b"\0" * size)
-    with pytest.raises(InputError, match="x: "):
+    with pytest.raises(InputError, match=rf"x: cannot be read as \.safetensors \({reason}"):
         load_arrays(path)
 
 
-@pytest.mark.parametrize("name", ["none", "folder", "a\0b", "n" * 300])
-def test_a_path_that_is_no_file_is_an_input_error(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", [b"1e999", b"NaN", b"9" * 5000, b"[" * 5000 + b"]" * 5000, b'"\\ud800"'])
+def test_a_header_that_python_cannot_write_again_is_an_input_error(extra: bytes, tmp_path: Path) -> None:
+    head = (
+        b'{"w":{"dtype":"F32","shape":[0],"data_offsets":[0,0],"more":%s},"__metadata__":{"qsim.format":"1"}}' % extra
+    )
+    (tmp_path / "x").write_bytes(len(head).to_bytes(8, "little") + head)
+    with pytest.raises(InputError, match="x: "):
+        load_weights(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none", "no such file; give a"),
+        ("folder", "no such file; give a"),
+        ("pipe", "no such file; give a"),  # reading it would wait for ever
+        ("a\0b", "no such file|cannot be read"),
+        ("n" * 300, "no such file|cannot be read"),
+    ],
+)
+def test_a_path_that_is_no_file_is_an_input_error(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match=r"no such file|cannot be read"):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=message):
         load_weights(tmp_path / name)
 
 
