@@ -102,11 +102,11 @@ def test_skips_and_nonfinite_steps_are_counted_a_seed() -> None:
         step_log(0, [1.0, INF, 1.0, 1.0], skipped=[False, True, False, False]),
         step_log(1, [1.0, NAN, 1.0, 1.0], skipped=[False, True, True, False]),  # the third: skipped though finite
         step_log(2, [1.0] * 4, loss=[2.0, 2.0, INF, 2.0], finite_loss=[True] * 4, skipped=[False] * 4),
-        step_log(3, [1.0] * 4, finite_loss=[True, True, False, False], skipped=[False] * 4),
+        step_log(3, [1.0] * 4, finite_loss=[True, True, True, False], skipped=[False] * 4),
     ]
     got = measure_training(log(steps), run([[1.0] * 4] * 4))
     assert (0, 2, 1, 0) == got.skipped
-    assert (0, 2, 2, 1) == got.nonfinite
+    assert (0, 2, 1, 1) == got.nonfinite
     assert (2, 4) == got.any_skipped[:2]
     assert (3, 4) == got.any_nonfinite[:2]
     assert (4, 2, 3, 4) == got.applied
