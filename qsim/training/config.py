@@ -90,9 +90,12 @@ class DataParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the steps go. first: number of the first step, for a run that goes on where another has ended. warm_steps come before the steps that count: they run whole and change no parameter, so that
-    delayed states have seen data. workers: they share the microbatches. matched: the steps, counted from the first
-    one that counts, in which forward and recompute are compared at every matched point.
+    """How the steps go.
+
+    first: number of the first step, for a run that goes on where another has ended. warm_steps come before the steps
+    that count: they run whole and change no parameter, so that delayed states have seen data. workers: they share the
+    microbatches. scope: owners of states, "" for the usual ones. matched: the steps, counted from the first one that
+    counts, in which forward and recompute are compared at every matched point.
     """
 
     first: int = 0

@@ -45,7 +45,7 @@ class Source:
     params: Mapping[str, F32]
 
     def load(self, op: OpId) -> Any:
-        """float32 [R, ...] of a parameter; int64 [R, batch, context + 1] of the data: tokens and the one that follows."""
+        """float32 [R, ...] of a parameter; int64 [R, batch, context + 1] of the data: tokens, one more."""
         if op.role_id == TensorRole.WEIGHT:
             return self.params[name_of(op)]
         tokens, targets = batches(

@@ -1,8 +1,9 @@
 """Schedules: sizes, orders and features become events. Knows no defect and no tensor."""
 
-from qsim.sim.schedule.build import CHECKPOINT, build_case, cell_of, ruled
+from qsim.sim.schedule.build import build_case, cell_of, ruled
 from qsim.sim.schedule.graph import DATA, HELD, Block, Graph, Node, Product
 from qsim.sim.schedule.order import Kind, Pass, parts_of, passes_of
+from qsim.sim.schedule.process import CHECKPOINT
 from qsim.sim.schedule.spec import GROUPS, Body, Feature, Linear, Order, ScheduleSpec, Scores, SpecError, features_of
 from qsim.sim.schedule.walk import REPORT, grad_slot, param_slot, value_slot
 from qsim.sim.schedule.writer import OTHER_FORMAT, queue_of, slot

@@ -7,12 +7,11 @@ from dataclasses import fields, replace
 
 from qsim.errors import CaseError, UsageError
 from qsim.formats import POLICIES, CastPolicy
-from qsim.quant import MergeRule, OpId, Recipe, StateKey, TensorRole, Timing
+from qsim.quant import MergeRule, OpId, Recipe, StateKey, Timing
 from qsim.sim.case import Case, Context
 from qsim.sim.events import (
     Begin,
     Commit,
-    Compute,
     Consume,
     Drop,
     Event,
@@ -20,16 +19,12 @@ from qsim.sim.events import (
     Fold,
     Group,
     Load,
-    LoadState,
     Observe,
     Operand,
     Optimize,
     Phase,
     Reduce,
-    Restart,
-    SaveState,
     Schedule,
-    Slot,
     Store,
     Wait,
 )
@@ -37,13 +32,12 @@ from qsim.sim.presets import Cadence, Keeps, Preset, Reads, Trigger, Verb
 from qsim.sim.schedule.graph import Graph
 from qsim.sim.schedule.layers import backward_layer, forward_layer, recompute_layer, weights_layer, works_of
 from qsim.sim.schedule.order import Kind, Pass, parts_of, passes_of
+from qsim.sim.schedule.process import restarted, taken_back
 from qsim.sim.schedule.spec import Body, Feature, Linear, ScheduleSpec
-from qsim.sim.schedule.walk import PASS, Walker
+from qsim.sim.schedule.walk import Walker
 from qsim.sim.schedule.writer import Writer, slot
 from qsim.sim.scopes import LAYER, LAYER_WORKER, Scope
 
-CHECKPOINT = "checkpoint"
-"""The slot that a save fills."""
 _NOT_FOR_GRAPHS = (
     Feature.SELECTIVE,
     Feature.CALIBRATION,
@@ -242,42 +236,13 @@ def build_schedule(writer: Writer) -> Schedule:
             if writer.has(feature):
                 events += _interlude(writer, step, phase, walker)
         if writer.has(Feature.RERUN) and step == spec.first + spec.steps - 1:
-            events += _taken_back(part, cells, walker)
+            events += taken_back(part, cells, walker)
         events += part
         if writer.has(Feature.WEIGHT_CACHE) and walker is None:
             events.append(Optimize(Phase.UPDATE, OpId(step)))
         if writer.has(Feature.SAVE_RESTORE) and step == spec.first:
-            events += _restarted(cells, walker)
+            events += restarted(cells, walker)
     return tuple(events)
-
-
-_MODEL = OpId(0, role_id=int(TensorRole.WEIGHT))
-
-
-def _copied(model: tuple[Slot, ...]) -> tuple[tuple[Slot, ...], Compute, Compute]:
-    """Places for a copy of the model, the event that fills them, and the one that brings it back."""
-    copies = tuple(f"{CHECKPOINT}/{name}" for name in model)
-    there, back = (model, copies), (copies, model)
-    return copies, Compute(Phase.UPDATE, _MODEL, PASS, *there), Compute(Phase.UPDATE, _MODEL, PASS, *back)
-
-
-def _taken_back(part: list[Event], cells: tuple[StateKey, ...], walker: Walker | None) -> list[Event]:
-    """A step and its way back: states and queues from a checkpoint, a model from a copy of itself."""
-    save, load = SaveState(Phase.UPDATE, cells, CHECKPOINT), LoadState(Phase.UPDATE, CHECKPOINT)
-    if walker is None:
-        return [save, *part, load]
-    copies, there, back = _copied(walker.kept())
-    return [save, there, *part, load, back, Drop(Phase.UPDATE, copies)]
-
-
-def _restarted(cells: tuple[StateKey, ...], walker: Walker | None) -> list[Event]:
-    """The process ends, and another one reads the checkpoint: a model is made anew first, as a program makes it."""
-    save, load = SaveState(Phase.UPDATE, cells, CHECKPOINT), LoadState(Phase.UPDATE, CHECKPOINT)
-    if walker is None:
-        return [save, Restart(Phase.UPDATE, (CHECKPOINT,)), load]
-    copies, there, back = _copied(walker.kept())
-    restart = Restart(Phase.UPDATE, (CHECKPOINT, *copies))
-    return [save, there, restart, *walker.start(), load, back, Drop(Phase.UPDATE, copies)]
 
 
 def _walker_of(writer: Writer) -> Walker | None:

@@ -97,8 +97,8 @@ class SpecError(UsageError):
 class ScheduleSpec:
     """How much is replayed. Microbatch m runs on worker m % workers; workers proceed in step, layer by layer.
 
-    first: number of the first step. stages: of a pipelined order. features: what else happens. Raises SpecError, with everything that is wrong, where
-    sizes, order and features do not fit.
+    first: number of the first step. stages: of a pipelined order. features: what else happens. Raises SpecError, with
+    everything that is wrong, where sizes, order and features do not fit.
     """
 
     steps: int = 2
