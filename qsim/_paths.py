@@ -25,9 +25,19 @@ def studies_dir() -> Path:
     return _data_dir("studies", package_dir().parent)
 
 
+def sample_checkpoint() -> Path:
+    """The trained model that ships with qsim."""
+    return package_dir() / "training" / "data" / "checkpoint.safetensors"
+
+
 def sample_capture() -> Path:
     """The small real activation capture that ships with qsim."""
     return package_dir() / "workloads" / "data" / "minilm_sample.safetensors"
+
+
+def sample_text() -> Path:
+    """The text that ships with qsim; its licence and provenance lie beside it."""
+    return package_dir() / "training" / "data" / "topics.txt"
 
 
 def _usable(folder: Path) -> bool:
