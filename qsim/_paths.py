@@ -25,6 +25,11 @@ def studies_dir() -> Path:
     return _data_dir("studies", package_dir().parent)
 
 
+def sample_checkpoint() -> Path:
+    """The trained model that ships with qsim."""
+    return package_dir() / "training" / "data" / "checkpoint.safetensors"
+
+
 def sample_capture() -> Path:
     """The small real activation capture that ships with qsim."""
     return package_dir() / "workloads" / "data" / "minilm_sample.safetensors"
@@ -35,7 +40,7 @@ def sample_text() -> Path:
     return package_dir() / "training" / "data" / "topics.txt"
 
 
-def sample_weights() -> Path:
+def sample_checkpoint() -> Path:
     """The trained model that ships with qsim; how it was made lies beside it."""
     return package_dir() / "training" / "data" / "decoder.safetensors"
 

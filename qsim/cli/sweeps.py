@@ -12,6 +12,7 @@ from qsim.cli.app import app, console
 
 if TYPE_CHECKING:
     from qsim.report.products import Rows
+    from qsim.sweep.config import Study
     from qsim.sweep.kinds import Kind
 
 
@@ -29,21 +30,17 @@ def sweep(
     from qsim._paths import studies_dir
     from qsim.backends import resolve_backend
     from qsim.report.products import write_products
-    from qsim.sweep.config import SweepConfig, read_study
+    from qsim.sweep.config import read_study
     from qsim.sweep.known import registries
     from qsim.sweep.progress import SweepProgress
-    from qsim.sweep.run import check_cells
     from qsim.sweep.sweep import run_sweep
 
     path = study or studies_dir() / "default.toml"
-    if backend or fast:
-        _require_lifecycle(path, "--backend" if backend else "--fast")
     overrides = list(sets or [])
-    overrides += [f"run.backend={resolve_backend(backend)}"] if backend else []
-    overrides += ["run.reproducible=false"] if fast else []
+    overrides += [f"{_choice(path, '--backend')}={resolve_backend(backend)}"] if backend else []
+    overrides += [_choice(path, "--fast")] if fast else []
     config = read_study(path, registries(), overrides)
-    if isinstance(config, SweepConfig):
-        check_cells(config.cells())
+    _check(config)
     folder = out or _default_out(path, overrides)
     try:
         with SweepProgress() as progress:
@@ -73,16 +70,36 @@ def _default_out(path: Path, overrides: list[str]) -> Path:
     return Path("qsim-out") / (f"{path.stem}-{mark}" if overrides else path.stem)
 
 
-def _require_lifecycle(path: Path, option: str) -> None:
-    """Refuse an option that means nothing to the study: it would be a false promise."""
+def _choice(path: Path, option: str) -> str:
+    """What ``option`` stands for in a study. Refused where it means nothing: it would be a false promise."""
     from qsim.sweep.config import study_kind
-    from qsim.sweep.kinds import LIFECYCLE
+    from qsim.sweep.kinds import KINDS, LIFECYCLE
 
-    if (kind := study_kind(path)) != LIFECYCLE.name:
+    kind = KINDS.get(name := study_kind(path), LIFECYCLE)  # an unknown kind is refused when the study is read
+    found = kind.fast if option == "--fast" else kind.backend
+    if not found:
+        able = " or ".join(one.name for one in KINDS.values() if one.fast)
         raise typer.BadParameter(
-            f"{path} is of kind {kind}: only a {LIFECYCLE.name} study chooses its arithmetic; leave {option} out",
+            f"{path} is of kind {name}: only a {able} study chooses its arithmetic; leave {option} out",
             param_hint=option,
         )
+    return found
+
+
+def _check(config: Study) -> None:
+    """Raise now what every cell would raise later."""
+    from qsim.sweep.schema import SweepConfig
+    from qsim.sweep.training.schema import TrainingConfig
+
+    match config:
+        case SweepConfig():
+            from qsim.sweep.run import check_cells
+
+            check_cells(config.cells())
+        case TrainingConfig():
+            from qsim.sweep.training.run import check_cells as check_runs
+
+            check_runs(config.cells())
 
 
 def _show_table(rows: Rows, kind: Kind) -> None:

@@ -15,7 +15,8 @@ from qsim.report.accumulation_table import accumulation_csv, accumulation_notes,
 from qsim.report.heatmap import severity_figure
 from qsim.report.pictures import is_whole, write_picture
 from qsim.report.severity_table import notes, severity_csv, severity_tables
-from qsim.sweep.kinds import ACCUMULATION, LIFECYCLE, AnyCell, AnyRecord, Kind
+from qsim.report.training_stub import tables, training_csv, training_notes
+from qsim.sweep.kinds import ACCUMULATION, LIFECYCLE, TRAINING, AnyCell, AnyRecord, Kind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,14 +27,17 @@ Rows = Sequence[tuple[AnyCell, AnyRecord]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How the rows of one kind are shown; table and figure are file names. All rows are of that kind."""
+    """How the rows of one kind are shown; table and figure are file names. All rows are of that kind.
+
+    draw: None for a kind without a figure.
+    """
 
     table: str
-    figure: str
     csv: Callable[[Any], str]
-    draw: Callable[..., Figure]
     tables: Callable[..., Iterator[Table]]
     notes: Callable[[Any], list[str]]
+    figure: str = ""
+    draw: Callable[..., Figure] | None = None
 
 
 REPORTS: Mapping[str, Report] = MappingProxyType(
@@ -54,6 +58,7 @@ REPORTS: Mapping[str, Report] = MappingProxyType(
             tables=accumulation_tables,
             notes=accumulation_notes,
         ),
+        TRAINING.name: Report(table="training.csv", csv=training_csv, tables=tables, notes=training_notes),
     }
 )
 """Kind of study -> its report."""
@@ -70,6 +75,8 @@ def write_products(rows: Rows, folder: Path, *, title: str, kind: Kind) -> str:
     table, figure = folder / report.table, folder / report.figure
     if not (table.is_file() and table.read_bytes() == text.encode()):
         _replace(table, text)
+    if report.draw is None:
+        return f"table: {table}"
     try:
         if not is_whole(figure, mark):
             write_picture(report.draw(rows, title=title), figure, mark=mark)

@@ -36,6 +36,7 @@ class Known:
     workloads: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+    fixes: tuple[str, ...] = ()
 
     def names(self, kind: str) -> Mapping[str, str]:
         """Accepted name -> canonical name."""
@@ -89,6 +90,51 @@ class Real:
             raise refusal(self.allowed)
         if (math.copysign(1.0, value) < 0.0 and value == 0.0) or (self.positive and value <= 0.0):
             raise refusal(self.allowed)
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A finite number from ``low`` on, below ``high``; never -0.0."""
+
+    low: float
+    high: float = math.inf
+
+    @property
+    def allowed(self) -> str:
+        """The sentence for an error."""
+        below = "" if math.isinf(self.high) else f", below {self.high:g}"
+        return f"give a finite number from {self.low:g} on{below}"
+
+    def check(self, value: Any) -> float:
+        """The float, or a refusal."""
+        try:
+            found = Real().check(value)
+        except PydanticCustomError as error:
+            raise refusal(self.allowed) from error
+        if not self.low <= found < self.high:
+            raise refusal(self.allowed)
+        return found
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.check)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One of a few words that stand in no registry."""
+
+    words: tuple[str, ...]
+
+    def check(self, value: Any) -> str:
+        """The word, or a refusal with all of them and the closest one."""
+        if not isinstance(value, str):
+            raise refusal("give a name in quotes")
+        if value not in self.words:
+            raise refusal(f"unknown name; {known_names(self.words)}{hint(value, self.words)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -6,12 +6,11 @@ The key ``kind`` of a file says which schema it is read by.
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,22 +18,27 @@ from qsim import _paths
 from qsim.errors import InputError, StudyError
 from qsim.sweep.accumulation.schema import NEVER_WORD, AccumulationConfig
 from qsim.sweep.allowed import REFUSED, Known, Problems, hint, known_names, shown
+from qsim.sweep.files import find
 from qsim.sweep.schema import SweepConfig
+from qsim.sweep.training.files import with_files
+from qsim.sweep.training.schema import BLOCKS, TrainingConfig, release
 
 __all__ = ["Known", "Study", "SweepConfig", "load_study", "read_study", "study_kind"]
 
-Study = SweepConfig | AccumulationConfig
-SCHEMAS: Mapping[str, type[Study]] = MappingProxyType({s.kind: s for s in (SweepConfig, AccumulationConfig)})
+Study = SweepConfig | AccumulationConfig | TrainingConfig
+SCHEMAS: Mapping[str, type[Study]] = MappingProxyType(
+    {s.kind: s for s in (SweepConfig, AccumulationConfig, TrainingConfig)}
+)
 """Kind -> the schema of its files; a file without a kind is of the first."""
 KIND = "kind"
-BUILTIN = "builtin"
-_CHUNK = 1 << 20
 _NATIVE = {  # pydantic's own refusals, in our words
     "tuple_type": "give a list, like [1, 2]",
     "model_type": "give a table",
+    "dict_type": "give a table of tables",
     "string_type": "give a text in quotes",
     "bool_type": "give true or false",
 }
+_MISSING = {"schema": "; write schema = 1", BLOCKS: f"; write tables [{BLOCKS}.NAME], each with protocols"}
 
 
 def load_study(path_or_text: Path | str, known: Known, overrides: list[str] | None = None) -> SweepConfig:
@@ -43,7 +47,7 @@ def load_study(path_or_text: Path | str, known: Known, overrides: list[str] | No
     if not isinstance(study, SweepConfig):
         where = _source(path_or_text)[0]
         raise StudyError(
-            f"{where}: kind {shown(study.kind)} is no lifecycle study: it has no schedules; give one of kind lifecycle"
+            f"{where}: kind {shown(study.kind)} is no lifecycle study: it replays nothing; give one of kind lifecycle"
         )
     return study
 
@@ -58,7 +62,7 @@ def read_study(path_or_text: Path | str, known: Known, overrides: list[str] | No
     """A study from a file, or from TOML text (a str that is plainly no path), with ``key=value`` overrides.
 
     StudyError carries every error, one line each: place, value, what is allowed, the closest name. InputError
-    where the study or its tensors cannot be read. A relative path of tensors starts at the study's folder; in
+    where the study or a file that it names cannot be read. A relative path in it starts at the study's folder; in
     an override and in a text it starts at the working folder.
     """
     where, folder, text = _source(path_or_text)
@@ -77,14 +81,16 @@ def read_study(path_or_text: Path | str, known: Known, overrides: list[str] | No
         config = schema.model_validate(raw, context={"known": known})
     except ValidationError as error:
         for found in error.errors(include_url=False):
-            _word(dict(found), schema, problems)
+            _word(dict(found), schema, raw, problems)
     if problems.lines or config is None:
         count = len(problems.lines)
         raise StudyError("\n  ".join([f"{where}: {count} error{'s' * (count != 1)}", *problems.lines]))
-    if not isinstance(config, SweepConfig):
-        return config
-    base = Path.cwd() if "workload.tensors" in overridden else folder
-    return _with_tensors(config, base)
+    match config:
+        case SweepConfig():
+            return _with_tensors(config, Path.cwd() if "workload.tensors" in overridden else folder)
+        case TrainingConfig():
+            return with_files(config, folder=folder, overridden=overridden)
+    return config
 
 
 def _source(path_or_text: Path | str) -> tuple[str, Path, str]:
@@ -119,44 +125,83 @@ def _schema(raw: dict[str, Any], problems: Problems) -> type[Study]:
     return next((schema for name, schema in SCHEMAS.items() if f'"{name}"' in close), SweepConfig)
 
 
-def _tables(schema: type[Study]) -> dict[str, type[BaseModel]]:
-    fields = schema.model_fields
-    kinds = {name: field.annotation for name, field in fields.items()}
-    return {n: k for n, k in kinds.items() if isinstance(k, type) and issubclass(k, BaseModel)}
+def _inner(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The table that a field holds, and whether it holds several: by name, or in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    if get_origin(annotation) in (dict, tuple):
+        found = [a for a in get_args(annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
+        return (found[0] if found else None), True
+    return None, False
 
 
-def _keys(schema: type[Study], table: str = "") -> list[str]:
-    """The keys of one table, or those of the top level that can be set."""
-    model: type[BaseModel] = _tables(schema)[table] if table else schema
-    return [field.alias or name for name, field in model.model_fields.items()]
+def _fields(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel] | None, bool]]:
+    """Key, the table that it holds, whether it holds several."""
+    for name, field in model.model_fields.items():
+        yield (field.alias or name, *_inner(field.annotation))
 
 
-def _dotted(schema: type[Study]) -> list[str]:
-    tables = _tables(schema)
-    return [k for k in _keys(schema) if k not in tables] + [f"{t}.{k}" for t in tables for k in _keys(schema, t)]
+def _table_at(schema: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel] | None:
+    """The table that a path of keys, names and places in lists leads to; None where it leads to none."""
+    found, steps = schema, iter(path)
+    for step in steps:
+        there = {key: (table, several) for key, table, several in _fields(found)}
+        table, several = there.get(str(step), (None, False))
+        if table is None or (several and next(steps, None) is None):
+            return None
+        found = table
+    return found
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    """The keys of one table."""
+    return [key for key, _, _ in _fields(model)]
+
+
+def _dotted(model: type[BaseModel], raw: Any, path: str = "") -> list[str]:
+    """Every key that can be set; of tables that have names, those of the names that are there."""
+    plain, deep = [], []
+    for key, table, several in _fields(model):
+        held = raw.get(key) if isinstance(raw, dict) else None
+        if table is None or (several and not isinstance(held, dict)):
+            plain.append(f"{path}{key}")
+        elif not several:
+            deep += _dotted(table, held, f"{path}{key}.")
+        else:
+            deep += [k for name, one in (held or {}).items() for k in _dotted(table, one, f"{path}{key}.{name}.")]
+    return plain + deep
 
 
 def _override(raw: dict[str, Any], overrides: list[str], schema: type[Study], problems: Problems) -> set[str]:
     """Write the overrides into ``raw``; the keys that were set."""
-    done, settable = set(), _dotted(schema)
+    done, settable = set(), _dotted(schema, raw)
     for text in overrides:
         key, equals, value = text.partition("=")
         key, place = key.strip(), f"--set {text.strip()}"
+        path = key.split(".")
         if not equals:
             problems.add(place, "give key=value, like replicas.count=4")
-        elif key in _tables(schema):
-            problems.add(place, f"{key} is a table; set one of {', '.join(f'{key}.{k}' for k in _keys(schema, key))}")
+        elif (table := _table_at(schema, path)) is not None:
+            problems.add(place, f"{key} is a table; set one of {', '.join(f'{key}.{k}' for k in _keys(table))}")
         elif key == KIND:
             problems.add(place, "the kind stands in the study file; give the path of another study")
         elif key not in settable:
-            problems.add(place, f"unknown key; {known_names(settable)}{hint(key, settable)}")
-        else:
-            table, _, name = key.rpartition(".")
-            target = raw.setdefault(table, {}) if table else raw
-            if isinstance(target, dict):
-                target[name] = _toml_value(value)
-                done.add(key)
+            beside = [k for k in settable if k.rpartition(".")[0] == key.rpartition(".")[0]] if len(path) > 1 else []
+            problems.add(place, f"unknown key; {known_names(beside or settable)}{hint(key, settable)}")
+        elif (target := _reach(raw, path[:-1])) is not None:
+            target[path[-1]] = _toml_value(value)
+            done.add(key)
+            if schema is TrainingConfig and len(path) == 2:
+                release(raw, *path)
     return done
+
+
+def _reach(raw: dict[str, Any], path: list[str]) -> dict[str, Any] | None:
+    """The table of ``raw`` at a path, made where it is missing; None where something else is there."""
+    found: Any = raw
+    for step in path:
+        found = found.setdefault(step, {}) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def _toml_value(text: str) -> Any:
@@ -170,9 +215,11 @@ def _toml_value(text: str) -> Any:
 
 def _find_duplicates(raw: dict[str, Any], known: Known, schema: type[Study], problems: Problems) -> None:
     """A value twice in a list of the grid would be a case twice; 1 and 1.0 are one value, so are aliases."""
-    grid = raw.get("grid")
-    for key, values in grid.items() if isinstance(grid, dict) else ():
-        if key not in _keys(schema, "grid") or not isinstance(values, list):
+    grid, table = raw.get("grid"), _table_at(schema, ["grid"])
+    if table is None or not isinstance(grid, dict):
+        return
+    for key, values in grid.items():
+        if key not in _keys(table) or not isinstance(values, list):
             continue
         first: dict[Any, int] = {}
         for i, value in enumerate(values):
@@ -185,7 +232,7 @@ def _find_duplicates(raw: dict[str, Any], known: Known, schema: type[Study], pro
             first.setdefault(same, i)
 
 
-def _word(found: dict[str, Any], schema: type[Study], problems: Problems) -> None:
+def _word(found: dict[str, Any], schema: type[Study], raw: dict[str, Any], problems: Problems) -> None:
     """One pydantic error as our line."""
     loc = found["loc"]
     place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).lstrip(".")
@@ -194,34 +241,25 @@ def _word(found: dict[str, Any], schema: type[Study], problems: Problems) -> Non
         for line in text.split("\n"):
             problems.add(*line.split(": ", 1))
     elif kind == "extra_forbidden":
-        table = str(loc[0]) if len(loc) > 1 else ""
-        known = _keys(schema, table) + ([] if table else [KIND])
-        elsewhere = [key for key in _dotted(schema) if key.rpartition(".")[2] == loc[-1]]
+        known = _keys(_table_at(schema, loc[:-1]) or schema) + ([KIND] if len(loc) == 1 else [])
+        elsewhere = [key for key in _dotted(schema, raw) if key.rpartition(".")[2] == loc[-1]]
         close = hint(str(loc[-1]), known) or (f'; did you mean "{elsewhere[0]}"?' if elsewhere else "")
         problems.add(place, f"unknown key; {known_names(known)}{close}")
     elif kind == "missing":
-        keys = f", a table with the keys {', '.join(_keys(schema, place))}" if place in _tables(schema) else ""
-        problems.add(place, f"is missing{keys}" if place != "schema" else "is missing; write schema = 1")
+        table = _table_at(schema, loc)
+        keys = f", a table with the keys {', '.join(_keys(table))}" if table is not None else ""
+        problems.add(place, f"is missing{_MISSING.get(place, keys)}")
     else:
         problems.add(place, _NATIVE.get(kind, text), found["input"])
 
 
 def _with_tensors(config: SweepConfig, base: Path) -> SweepConfig:
     """Find the tensors and tie the study to their bytes."""
-    given = config.workload.tensors
-    digest = hashlib.sha256()
-    try:
-        path = _paths.sample_capture() if given == BUILTIN else base / Path(given).expanduser()
-    except RuntimeError as error:  # ~name of a user who is not there
-        raise InputError(f"workload.tensors: {shown(given)} cannot be found: {error}") from error
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except (OSError, ValueError) as error:  # a ValueError: a null byte in the name
-        raise InputError(
-            f"workload.tensors: {shown(given)} cannot be read at {str(path)!r} "
-            f"({getattr(error, 'strerror', None) or error}); "
-            f'give a .safetensors or .npz file, or "{BUILTIN}"'
-        ) from error
-    return config.with_tensors(BUILTIN if given == BUILTIN else str(path.resolve()), digest.hexdigest())
+    found = find(
+        "workload.tensors",
+        config.workload.tensors,
+        base=base,
+        builtin=_paths.sample_capture(),
+        kinds="a .safetensors or .npz file",
+    )
+    return config.with_tensors(*found)

@@ -13,16 +13,19 @@ import operator
 import types
 import typing
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
 from qsim.errors import InputError, StudyError
 from qsim.sweep.cell import Cell, CellRecord
-from qsim.sweep.kinds import KINDS, LIFECYCLE, AnyCell, AnyRecord, Kind, kind_of
+from qsim.sweep.kinds import ACCUMULATION, KINDS, LIFECYCLE, AnyCell, AnyRecord, Kind, kind_of
+from qsim.sweep.training.cell import TrainingCell
 
 ENGINE = 1  # raise it when the same cell would give other numbers: old results then belong to other cases
 ACCUMULATION_ENGINE = 1  # the same for cells of accumulation studies
+TRAINING_ENGINE = 1  # and of training studies
 CASE_ID_DIGITS = 20
 _KIND = "kind"
 
@@ -31,7 +34,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 def engine_of(kind: Kind) -> int:
     """The version of the semantics of a kind's cells."""
-    return ENGINE if kind is LIFECYCLE else ACCUMULATION_ENGINE
+    if kind is LIFECYCLE:
+        return ENGINE
+    return ACCUMULATION_ENGINE if kind is ACCUMULATION else TRAINING_ENGINE
 
 
 def case_id(cell: AnyCell) -> str:
@@ -46,18 +51,27 @@ def identity_text(cell: AnyCell) -> str:
 
 
 def parameters(cell: AnyCell) -> dict[str, Any]:
-    """The typed parameters of a cell as plain values, without the path of its tensors."""
+    """The typed parameters of a cell as plain values, without the paths of its files and what only names it."""
     plain = typing.cast(dict[str, Any], _plain(cell, type(cell), "cell", _parameter_hex))
-    if not isinstance(cell, Cell):
-        return plain
-    workload = plain["workload"]
-    if not workload["tensors_digest"]:
-        raise StudyError(
-            f"cell.workload.tensors_digest is empty for {workload['tensors']!r}; "
-            "fill in the sha256 of the file, or load the study with load_study, which does"
-        )
-    del workload["tensors"]
+    match cell:
+        case Cell():
+            _take_path(plain["workload"], "cell.workload.", "tensors")
+        case TrainingCell():
+            _take_path(plain["config"]["data"], "cell.config.data.", "text")
+            _take_path(plain["config"]["data"], "cell.config.data.", "checkpoint", no_file="scratch")
+            for name in TrainingCell.UNSAID:
+                del plain[name]
     return plain
+
+
+def _take_path(table: dict[str, Any], place: str, name: str, *, no_file: str | None = None) -> None:
+    """Take a path out; its digest, which stays, must be there. no_file: a name that stands for no file."""
+    given = table.pop(name)
+    if not table[f"{name}_digest"] and given != no_file:
+        raise StudyError(
+            f"{place}{name}_digest is empty for {given!r}; "
+            "fill in the sha256 of the file, or read the study with read_study, which does"
+        )
 
 
 def _tag(kind: Kind) -> dict[str, str]:
@@ -135,6 +149,8 @@ def _plain(value: Any, kind: Any, place: str, hexed: typing.Callable[[float], st
     if typing.get_origin(kind) is tuple and isinstance(value, (tuple, list)):
         (item, _) = typing.get_args(kind)
         return [_plain(v, item, f"{place}[{i}]", hexed) for i, v in enumerate(value)]
+    if typing.get_origin(kind) is dict and isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(v, typing.get_args(kind)[1], f"{place}[{key!r}]", hexed) for key, v in value.items()}
     if (kind is str and isinstance(value, str)) or (kind is bool and isinstance(value, bool)):
         return value
     if kind in (int, float) and not isinstance(value, (bool, str)):
@@ -161,13 +177,17 @@ def _typed(value: Any, kind: Any) -> Any:
         return {name: _typed(v, known[name]) for name, v in value.items()}
     if typing.get_origin(kind) is tuple:
         return [_typed(v, typing.get_args(kind)[0]) for v in value]
+    if typing.get_origin(kind) is dict:
+        return {key: _typed(v, typing.get_args(kind)[1]) for key, v in value.items()}
     return float.fromhex(value) if kind is float else value
 
 
+@cache
 def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
     return [(field.name, field.type) for field in msgspec.structs.fields(kind)]
 
 
+@cache
 def _later(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Fields that came after the first cases were written, with the default that leaves a case what it was."""
     later: frozenset[str] = getattr(kind, "LATER", frozenset())

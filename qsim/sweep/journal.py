@@ -100,6 +100,10 @@ class Journal:
                     raise InputError("the journal in this folder is damaged: it names no study; choose another --out")
                 self._db.execute("UPDATE attempts SET outcome = 'interrupted' WHERE outcome IS NULL")
                 if held == wanted:
+                    self._db.executemany(  # what is no part of a case may differ: a label, where the tensors lie
+                        "UPDATE cases SET cell = ?2 WHERE case_id = ?1 AND cell <> ?2",
+                        [(name, encode_cell(cell)) for name, cell in zip(ids, cells, strict=True)],
+                    )
                     return
                 if not extend:
                     raise UsageError(self._refusal(held, wanted, ids))

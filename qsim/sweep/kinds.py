@@ -11,26 +11,48 @@ from types import MappingProxyType
 
 from qsim.sweep.accumulation.cell import AccumulationCell, AccumulationRecord
 from qsim.sweep.cell import Cell, CellRecord
+from qsim.sweep.training.cell import TrainingCell, TrainingRecord
 
-AnyCell = Cell | AccumulationCell
-AnyRecord = CellRecord | AccumulationRecord
+AnyCell = Cell | AccumulationCell | TrainingCell
+AnyRecord = CellRecord | AccumulationRecord | TrainingRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of study. run: "module:function" that a worker imports to run a cell."""
+    """One kind of study. run: "module:function" that a worker imports to run a cell.
+
+    fast: what stands for float32 BLAS products in its files, as KEY=VALUE; backend: the key of the backend. "" where
+    a study of this kind has no such choice.
+    """
 
     name: str
     cell: type[AnyCell]
     record: type[AnyRecord]
     run: str
+    fast: str = ""
+    backend: str = ""
 
 
-LIFECYCLE = Kind(name="lifecycle", cell=Cell, record=CellRecord, run="qsim.sweep.run:run_cell")
+LIFECYCLE = Kind(
+    name="lifecycle",
+    cell=Cell,
+    record=CellRecord,
+    run="qsim.sweep.run:run_cell",
+    fast="run.reproducible=false",
+    backend="run.backend",
+)
 ACCUMULATION = Kind(
     name="accumulation", cell=AccumulationCell, record=AccumulationRecord, run="qsim.sweep.accumulation.run:run_cell"
 )
-KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (LIFECYCLE, ACCUMULATION)})
+TRAINING = Kind(
+    name="training",
+    cell=TrainingCell,
+    record=TrainingRecord,
+    run="qsim.sweep.training.run:run_cell",
+    fast="run.accumulation=blas",
+    backend="run.backend",
+)
+KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in (LIFECYCLE, ACCUMULATION, TRAINING)})
 """Kind -> what it is; a study file without a kind is of the first."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qsim.backends import BACKENDS
 from qsim.formats import ALIASES, FORMATS
 from qsim.quant import RECIPES
-from qsim.sim import CONTRASTS, DEFECTS, PRESETS, Feature, Order
+from qsim.sim import CONTRASTS, DEFECTS, FIXES, PRESETS, Feature, Order
 from qsim.sweep.accumulation.schema import SWEPT
 from qsim.sweep.allowed import Known
 from qsim.sweep.plan import CONTROLS
@@ -33,4 +33,5 @@ def registries() -> Known:
         workloads=tuple(WORKLOADS),
         models=SWEPT,
         data=tuple(DATA),
+        fixes=tuple(FIXES),
     )

@@ -262,17 +262,22 @@ class SweepConfig(Table):
 
 
 def toml_text(tables: Mapping[str, Any]) -> str:
-    """Plain values and tables of them as TOML; plain values first."""
-    lines = [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
-    for name, table in tables.items():
-        if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
+    """Plain values, and tables of them in any depth, as TOML; plain values first."""
+    return "\n".join(_toml_lines(tables, "")) + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any], path: str) -> Iterator[str]:
+    yield from (f"{key} = {_toml(value)}" for key, value in table.items() if not isinstance(value, dict))
+    for name, inner in table.items():
+        if isinstance(inner, dict):
+            yield from ("", f"[{path}{name}]", *_toml_lines(inner, f"{path}{name}."))
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items()) + " }"
     if isinstance(value, float):
         assert math.isfinite(value)
         return repr(value)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qsim._paths import sample_weights
+from qsim._paths import sample_checkpoint
 from qsim.arrays import F32, frozen
 from qsim.errors import InputError, StudyError
 from qsim.training.config import TrainConfig
@@ -36,7 +36,7 @@ def parameters_of(config: TrainConfig, seeds: Sequence[int]) -> Mapping[str, F32
 
 
 def _read(source: str, config: TrainConfig) -> dict[str, F32]:
-    path = sample_weights() if source == BUILTIN else Path(source).expanduser()
+    path = sample_checkpoint() if source == BUILTIN else Path(source).expanduser()
     weights, _ = load_weights(path)
     try:
         require(weights, shapes(config.model), source=str(path))

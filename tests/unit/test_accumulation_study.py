@@ -164,7 +164,7 @@ def test_the_kind_chooses_the_schema_and_a_wrong_kind_is_an_error_with_a_hint() 
     assert ("accumulation", "lifecycle") == (study_kind(STUDY), study_kind(ROOT / "studies" / "default.toml"))
     (line,) = errors(text=SMALL.replace('"accumulation"', '"acumulation"'))
     assert line == (
-        'kind: "acumulation" is refused; unknown kind of study; known: lifecycle, accumulation; '
+        'kind: "acumulation" is refused; unknown kind of study; known: lifecycle, accumulation, training; '
         'did you mean "accumulation"?'
     )
     with pytest.raises(StudyError, match='kind "accumulation" is no lifecycle study'):

@@ -1,0 +1,1 @@
+"""Small real training runs through stateful quantizers: a kind of study. Trains nothing itself."""
