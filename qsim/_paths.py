@@ -25,12 +25,7 @@ def studies_dir() -> Path:
     return _data_dir("studies", package_dir().parent)
 
 
-def sample_checkpoint() -> Path:
-    """The trained model that ships with qsim."""
-    return package_dir() / "training" / "data" / "checkpoint.safetensors"
-
-
-def sample_capture() -> Path:
+ef sample_capture() -> Path:
     """The small real activation capture that ships with qsim."""
     return package_dir() / "workloads" / "data" / "minilm_sample.safetensors"
 

@@ -15,7 +15,7 @@ from qsim.report.accumulation_table import accumulation_csv, accumulation_notes,
 from qsim.report.heatmap import severity_figure
 from qsim.report.pictures import is_whole, write_picture
 from qsim.report.severity_table import notes, severity_csv, severity_tables
-from qsim.report.training_stub import tables, training_csv, training_notes
+from qsim.report.training import study_csv, study_notes, study_skips, study_spikes, study_tables, study_traces
 from qsim.sweep.kinds import ACCUMULATION, LIFECYCLE, TRAINING, AnyCell, AnyRecord, Kind
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Rows = Sequence[tuple[AnyCell, AnyRecord]]
 class Report:
     """How the rows of one kind are shown; table and figure are file names. All rows are of that kind.
 
-    draw: None for a kind without a figure.
+    draw: None for a kind without a figure. more: further figures by file name.
     """
 
     table: str
@@ -38,6 +38,7 @@ class Report:
     notes: Callable[[Any], list[str]]
     figure: str = ""
     draw: Callable[..., Figure] | None = None
+    more: tuple[tuple[str, Callable[..., Figure]], ...] = ()
 
 
 REPORTS: Mapping[str, Report] = MappingProxyType(
@@ -58,7 +59,15 @@ REPORTS: Mapping[str, Report] = MappingProxyType(
             tables=accumulation_tables,
             notes=accumulation_notes,
         ),
-        TRAINING.name: Report(table="training.csv", csv=training_csv, tables=tables, notes=training_notes),
+        TRAINING.name: Report(
+            table="training.csv",
+            figure="traces.png",
+            csv=study_csv,
+            draw=study_traces,
+            tables=study_tables,
+            notes=study_notes,
+            more=(("spikes.png", study_spikes), ("skips.png", study_skips)),
+        ),
     }
 )
 """Kind of study -> its report."""
@@ -72,17 +81,21 @@ def write_products(rows: Rows, folder: Path, *, title: str, kind: Kind) -> str:
     report = REPORTS[kind.name]
     text = report.csv(rows)
     mark = hashlib.sha256((title + text).encode()).hexdigest()
-    table, figure = folder / report.table, folder / report.figure
+    table = folder / report.table
     if not (table.is_file() and table.read_bytes() == text.encode()):
         _replace(table, text)
     if report.draw is None:
         return f"table: {table}"
-    try:
-        if not is_whole(figure, mark):
-            write_picture(report.draw(rows, title=title), figure, mark=mark)
-    except UsageError as error:
-        return f"table: {table}   no figure: {error}"
-    return f"table: {table}   figure: {figure}"
+    named = []
+    for name, draw in ((report.figure, report.draw), *report.more):
+        figure = folder / name
+        try:
+            if not is_whole(figure, mark):
+                write_picture(draw(rows, title=title), figure, mark=mark)
+        except UsageError as error:
+            return f"table: {table}   no figure: {error}"
+        named.append(str(figure))
+    return f"table: {table}   figure: {'   '.join(named)}"
 
 
 def _replace(path: Path, text: str) -> None:

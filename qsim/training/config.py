@@ -6,6 +6,9 @@ import msgspec
 
 CORRECT, HIGH_PRECISION = "correct", "high_precision"
 """Runs without a defect: the correct protocol, and the same model with nothing cast."""
+CONTROLS = (CORRECT, HIGH_PRECISION)
+JOIN = "+"
+"""Between defects that are put on a run one after the other, the left one first."""
 SAVED, RECOMPUTED = "saved", "recomputed"
 """Attention statistics: forward's log-sum-exp and output are kept for backward, or both are computed again."""
 
@@ -129,3 +132,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
     accumulation: str = "exact"
     backend: str = "numba"
+
+
+def defects_of(protocol: str) -> tuple[str, ...]:
+    """The defects of a protocol in the order in which they are applied: "D04+D02" -> D04, D02; none for a control."""
+    return () if protocol in CONTROLS else tuple(part.strip() for part in protocol.split(JOIN))

@@ -26,7 +26,7 @@ from qsim.sim import (
     lint,
 )
 from qsim.sim.schedule import features_of
-from qsim.training.config import CORRECT, HIGH_PRECISION, LoopParams, ModelParams, QuantParams, TrainConfig
+from qsim.training.config import HIGH_PRECISION, LoopParams, ModelParams, QuantParams, TrainConfig, defects_of
 from qsim.training.model import decoder
 
 POLICY = POLICIES["ocp"]
@@ -37,8 +37,6 @@ ATTENTION_ROLES = {
     "v": TensorRole.ATTN_V,
     "p": TensorRole.ATTN_P,
 }
-AND = "+"
-"""Between defects that are put on a run one after the other."""
 
 
 class TrainPlan(NamedTuple):
@@ -55,14 +53,12 @@ class TrainPlan(NamedTuple):
         return in_order(broken(self.violations))
 
 
-def defects_of(name: str) -> tuple[tuple[Defect, str], ...]:
-    """The defects of a run, with their variants: none for a control. StudyError for an unknown one."""
-    if name in (CORRECT, HIGH_PRECISION):
-        return ()
+def _shaped(protocol: str) -> tuple[tuple[Defect, str], ...]:
+    """The defects of a run, with their variants."""
     found = []
-    for part in name.split(AND):
-        whole, _, variant = part.partition("/")
-        found.append((get_defect(whole), variant))
+    for part in defects_of(protocol):
+        name, _, variant = part.partition("/")
+        found.append((get_defect(name), variant))
     return tuple(found)
 
 
@@ -125,7 +121,7 @@ def plan_of(config: TrainConfig) -> TrainPlan:
 
 @lru_cache(maxsize=4)
 def _plan(model: ModelParams, quant: QuantParams, loop: LoopParams, name: str, fix: str) -> TrainPlan:
-    defects = defects_of(name)
+    defects = _shaped(name)
     preset = PRESETS["none" if name == HIGH_PRECISION else loop.preset]
     config = TrainConfig(model=model, quant=quant, loop=loop)
     spec, linear, attention = spec_of(config), linear_recipe(quant), attention_recipe(quant)

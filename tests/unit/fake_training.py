@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from qsim import training
+import qsim.sweep.training.run as sweeping
 from qsim.errors import QsimError
-from qsim.sweep.training.cell import TrainingCell, TrainingRecord, defects_of
-from qsim.training.config import HIGH_PRECISION, TrainConfig
+from qsim.sweep.training.cell import TrainingCell, TrainingRecord
+from qsim.training.config import HIGH_PRECISION, TrainConfig, defects_of
 from qsim.training.log import MatchedPoint, StepLog, TrainLog
 
 STUDY = """
@@ -105,7 +105,7 @@ def _point(step: int, layer: int) -> MatchedPoint:
 
 def install() -> None:
     """Put the fake where ``run_cell`` calls the trainer, in this process."""
-    training.train = fake_train  # type: ignore[attr-defined]
+    sweeping.train = fake_train
 
 
 def log(cell: TrainingCell) -> None:

@@ -19,7 +19,7 @@ from qsim.sweep import identity
 from qsim.sweep.config import load_study, read_study, study_kind
 from qsim.sweep.identity import case_id, decode_cell, decode_record_of, encode_cell, encode_record
 from qsim.sweep.known import registries
-from qsim.sweep.training.cell import TrainingCell, TrainingRecord, defects_of, label_of
+from qsim.sweep.training.cell import TrainingCell, TrainingRecord, label_of
 from qsim.sweep.training.schema import TrainingConfig
 from qsim.sweep.training.tables import (
     SETTINGS,
@@ -31,7 +31,15 @@ from qsim.sweep.training.tables import (
     RunTable,
     WorkloadTable,
 )
-from qsim.training.config import DataParams, LoopParams, ModelParams, OptimizerParams, QuantParams, TrainConfig
+from qsim.training.config import (
+    DataParams,
+    LoopParams,
+    ModelParams,
+    OptimizerParams,
+    QuantParams,
+    TrainConfig,
+    defects_of,
+)
 from qsim.training.log import MatchedPoint, StepLog, TrainLog
 
 ARTICLE = Path(__file__).resolve().parents[2] / "studies" / "article.toml"

@@ -25,7 +25,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from qsim import training
+import qsim.sweep.training.run as sweeping_cells
 from qsim.errors import InputError, UsageError
 from qsim.report.products import write_products
 from qsim.sweep import sweep as sweeping
@@ -50,7 +50,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("QSIM_FAKE_LOG", str(tmp_path / "log"))
     found = importlib.import_module("fake_training")
-    monkeypatch.setattr(training, "train", found.fake_train, raising=False)
+    monkeypatch.setattr(sweeping_cells, "train", found.fake_train)
     return found
 
 

@@ -6,12 +6,9 @@ from typing import ClassVar
 
 import msgspec
 
-from qsim.training.config import CORRECT, HIGH_PRECISION, TrainConfig
+from qsim.training.config import TrainConfig
 from qsim.training.log import TrainLog
 
-CONTROLS = (CORRECT, HIGH_PRECISION)
-JOIN = "+"
-"""Between defects that are applied one after the other, the left one first."""
 BITS_OF_THIS_MACHINE = "blas"
 """The accumulation whose results are bits of one machine."""
 
@@ -62,11 +59,6 @@ class TrainingRecord(msgspec.Struct, frozen=True, kw_only=True):
     def as_expected(self) -> bool:
         """True where the invariants broken are exactly those that the catalogue names."""
         return set(self.log.broken) == set(self.log.expected)
-
-
-def defects_of(protocol: str) -> tuple[str, ...]:
-    """The defects of a protocol in the order in which they are applied: "D04+D02" -> D04, D02; none for a control."""
-    return () if protocol in CONTROLS else tuple(part.strip() for part in protocol.split(JOIN))
 
 
 def label_of(protocol: str, fix: str = "") -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from qsim import training
 from qsim.backends import get_backend
 from qsim.sweep.training.cell import BITS_OF_THIS_MACHINE, TrainingCell, TrainingRecord
 from qsim.sweep.training.files import require_unchanged
-from qsim.training.log import TrainLog
+from qsim.training.run import train
 
 
 def run_cell(cell: TrainingCell) -> TrainingRecord:
     """The outcome of one cell. InputError where text or checkpoint changed since the study was read."""
     require_unchanged(cell.config.data)
-    log: TrainLog = training.train(cell.config, (cell.seed,))  # type: ignore[attr-defined]
+    log = train(cell.config, (cell.seed,))
     accumulation = cell.config.accumulation
     return TrainingRecord(log=log, accumulation=accumulation, reproducible=accumulation != BITS_OF_THIS_MACHINE)
 

@@ -13,7 +13,6 @@ from qsim.quant import RECIPES, Recipe, make_recipe
 from qsim.sim import CONTRASTS, DEFECTS, PRESETS, Feature, Order, ScheduleSpec, get_defect
 from qsim.sim.schedule import SpecError
 from qsim.sweep.schema import ScheduleTable
-from qsim.sweep.training.cell import defects_of
 from qsim.sweep.training.tables import ProtocolTable
 from qsim.training.config import (
     HIGH_PRECISION,
@@ -23,6 +22,7 @@ from qsim.training.config import (
     OptimizerParams,
     QuantParams,
     TrainConfig,
+    defects_of,
 )
 
 Values = Mapping[str, Any]

@@ -26,8 +26,10 @@ from qsim.sim.schedule.spec import Feature
 from qsim.sim.scopes import SCOPES
 from qsim.sweep.allowed import Between, Name, Real, Whole, Word, distinct, not_empty, refusal
 from qsim.sweep.schema import SEEDS, WRITTEN, Table
-from qsim.sweep.training.cell import BITS_OF_THIS_MACHINE, CONTROLS, JOIN, label_of
+from qsim.sweep.training.cell import BITS_OF_THIS_MACHINE, label_of
 from qsim.training.config import (
+    CONTROLS,
+    JOIN,
     RECOMPUTED,
     SAVED,
     DataParams,
