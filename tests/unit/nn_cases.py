@@ -27,6 +27,7 @@ from qsim.nn.embedding import embed, embed_backward
 from qsim.nn.feed_forward import gelu, gelu_backward, swiglu, swiglu_backward
 from qsim.nn.loss import cross_entropy, scale_gradient
 from qsim.nn.norm import rmsnorm, rmsnorm_backward
+from qsim.philox import Purpose, random_bell, random_words
 
 EXACT = Arithmetic(backend=get_backend("numba"))
 FAST = Arithmetic(backend=get_backend("numba"), exact=False)
@@ -56,7 +57,8 @@ class NodeCase:
 
 def tokens(replicas: int, key: int) -> AnyArray:
     """Integers [R, B, T], some of them equal."""
-    return np.random.default_rng(key).integers(0, D.vocabulary, (4, D.batch, D.context))[:replicas]
+    words = random_words(key, Purpose.ROWS, count=4 * D.tokens)  # the same under every version of numpy
+    return (words % D.vocabulary).astype(np.int64).reshape(4, D.batch, D.context)[:replicas]
 
 
 def _attend(A: Arithmetic, x: Arrays) -> tuple[AnyArray, AnyArray, AnyArray]:
@@ -187,11 +189,10 @@ class Decoder:
         return made | {"n": (d,), "head": (d, D.vocabulary)}
 
     def parameters(self, replicas: int, dtype: type) -> dict[str, AnyArray]:
-        """Normal numbers, gains about 1."""
-        rng = np.random.default_rng(5)
+        """Bell-shaped numbers, gains about 1."""
         made: dict[str, AnyArray] = {}
-        for name, shape in self.shapes().items():
-            x = rng.normal(size=(replicas, *shape))
+        for i, (name, shape) in enumerate(self.shapes().items()):
+            x = random_bell(5, Purpose.WEIGHTS, (replicas, *shape), step=i).astype(np.float64)
             made[name] = (x / math.sqrt(shape[0]) if len(shape) > 1 else 1 + 0.3 * x).astype(dtype)
         return made
 
