@@ -25,7 +25,7 @@ def studies_dir() -> Path:
     return _data_dir("studies", package_dir().parent)
 
 
-ef sample_capture() -> Path:
+def sample_capture() -> Path:
     """The small real activation capture that ships with qsim."""
     return package_dir() / "workloads" / "data" / "minilm_sample.safetensors"
 

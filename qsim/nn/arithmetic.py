@@ -40,7 +40,8 @@ class Arithmetic:
         """a [..., T, K] @ b [..., K, O]."""
         if self.exact:
             return self.backend.matmul(a, b)
-        product: F32 = self.xp.matmul(a, b)
+        with np.errstate(all="ignore"):
+            product: F32 = self.xp.matmul(a, b)
         return product
 
     def exp(self, x: F32) -> F32:

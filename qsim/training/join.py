@@ -60,7 +60,7 @@ def _point(points: Sequence[MatchedPoint]) -> MatchedPoint:
 
 
 def _side_by_side(parts: Sequence[Any], same: Sequence[str]) -> Any:
-    """Structs of one type: rows are chained, dicts of rows by key, texts joined; fields of ``same`` are those of all."""
+    """Structs of one type: rows are chained, dicts of rows by key, texts joined; fields of ``same`` stay."""
     found: dict[str, Any] = {}
     for name in type(parts[0]).__struct_fields__:
         values = [getattr(part, name) for part in parts]
