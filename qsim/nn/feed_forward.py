@@ -53,7 +53,7 @@ def gelu(A: Arithmetic, u: F32) -> F32:
     It is the tanh form, u (1 + tanh z) / 2 (Hendrycks and Gimpel, 2016), as 1 + tanh z = 2 s(2 z): nothing cancels
     where tanh z is close to -1.
     """
-    y = _logistic(A, _argument(A, u))
+    y = _logistic(A, _argument(_limited(A, u)))
     y *= u
     return y
 
@@ -62,14 +62,15 @@ def gelu(A: Arithmetic, u: F32) -> F32:
 def gelu_backward(A: Arithmetic, u: F32, dy: F32) -> F32:
     """dy (s + u s (1 - s) t), with s of 2 z and t = d(2 z)/du = sqrt(8/pi) (1 + 3 * 0.044715 u^2)."""
     number = u.dtype.type
-    s = _logistic(A, _argument(A, u))
     limited = _limited(A, u)
+    s = _logistic(A, _argument(limited))
     du: F32 = limited * limited
     du *= number(3 * CUBIC * math.sqrt(8 / math.pi))
     du += number(math.sqrt(8 / math.pi))
     du *= u
     du *= s
-    du *= number(1) - s
+    A.xp.subtract(number(1), s, out=limited)  # its memory is free now
+    du *= limited
     du += s
     du *= dy
     return du
@@ -95,10 +96,9 @@ def _limited(A: Arithmetic, u: F32) -> F32:
     return limited
 
 
-def _argument(A: Arithmetic, u: F32) -> F32:
+def _argument(limited: F32) -> F32:
     """2 z of GELU."""
-    number = u.dtype.type
-    limited = _limited(A, u)
+    number = limited.dtype.type
     z = limited * limited
     z *= number(CUBIC * math.sqrt(8 / math.pi))
     z += number(math.sqrt(8 / math.pi))

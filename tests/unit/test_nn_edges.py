@@ -104,6 +104,22 @@ def test_probabilities_of_other_scores_than_the_lse_was_made_of_may_overflow(A: 
     assert 1 == (~np.isfinite(ds)).sum()
 
 
+@pytest.mark.parametrize("r", range(3))
+def test_softmax_and_probabilities_of_a_replica_are_those_it_has_alone(r: int) -> None:
+    s, (dp, do, o) = scores(), gradients()
+    p, lse = softmax(EXACT, D, s)
+    one = slice(r, r + 1)
+    alone, lse_alone = softmax(EXACT, D, s[one])
+    assert_bits_equal(p[one], alone)
+    assert_bits_equal(lse[one], lse_alone)
+    assert_bits_equal(probabilities(EXACT, D, s, lse)[one], probabilities(EXACT, D, s[one], lse[one]))
+    ds = softmax_backward(EXACT, D, p, dp, do, o)
+    assert_bits_equal(ds[one], softmax_backward(EXACT, D, p[one], dp[one], do[one], o[one]))
+    by_key = np.ascontiguousarray(s.swapaxes(-1, -2)).swapaxes(-1, -2)  # scores that lie transposed in memory
+    assert_bits_equal(p, softmax(EXACT, D, by_key)[0])
+    assert_bits_equal(probabilities(EXACT, D, s, lse), probabilities(EXACT, D, by_key, lse))
+
+
 def test_a_nan_from_the_nodes_own_exp_has_one_pattern() -> None:
     s = scores()
     s[0, 0, 0, 5, 0] = np.nan
