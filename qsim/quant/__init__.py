@@ -12,6 +12,7 @@ from qsim.quant.operations import (
     begin_logical_quantization,
     commit_quant_observation,
     decode_for_consumer,
+    observation_of_cast,
     observe_for_future_state,
     quantize_with_snapshot,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "descale_of",
     "make_recipe",
     "merge_observations",
+    "observation_of_cast",
     "observe_for_future_state",
     "quantize_with_snapshot",
     "scale_from_amax",

@@ -8,11 +8,12 @@ no flag for recompute here: what is absent cannot be forgotten.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NoReturn
 
 import numpy as np
 
-from qsim.arrays import F32, AnyArray, frozen
+from qsim.arrays import F32, I64, AnyArray, frozen
 from qsim.backends.protocol import Backend, CastCounts, CastSpec, Sums
 from qsim.backends.scaling import count
 from qsim.codec.residual import QUIET_NAN, signed_residual
@@ -37,6 +38,7 @@ from qsim.quant.state import (
 )
 
 DEFAULT_POLICY = POLICIES["ocp"]
+_FLOAT32 = np.dtype(np.float32)
 
 
 def _refuse(what: str, *, owner: StateKey, op: OpId, epoch: int, mend: str) -> NoReturn:
@@ -187,10 +189,40 @@ def observe_for_future_state(
         op=op,
         amax=frozen(seen.amax),
         mean=None if sums is None else frozen_arrays(sums),
-        count=frozen(np.full(x.shape[:lead], math.prod(x.shape[lead:]), np.int64)),
+        count=_elements(x.shape, lead),
         nan_count=frozen(seen.nan_count),
         inf_count=frozen(seen.inf_count),
         about=about,
+    )
+
+
+@lru_cache(maxsize=256)
+def _elements(shape: tuple[int, ...], lead: int) -> I64:
+    """How many elements every replica of a tensor has, int64 [lead]."""
+    return frozen(np.full(shape[:lead], math.prod(shape[lead:]), np.int64))
+
+
+def observation_of_cast(tensor: QuantizedTensor, *, recipe: Recipe, op: OpId | None = None) -> QuantObservation | None:
+    """What ``observe_for_future_state`` finds about the cast's own snapshot, from what the cast saw; reads no tensor.
+
+    The amax of a cast is of the residual under its snapshot's centre, and its counts of NaN and Inf are of the tensor.
+    That is all where the recipe observes about this centre and asks for no mean. None where it asks for more, as every
+    centred recipe does, and for a cast without snapshot, without counts, or with block scales.
+    """
+    snapshot, counts = tensor.snapshot, tensor.counts
+    if snapshot is None or tensor.recipe is not None or not isinstance(counts, CastCounts):
+        return None
+    lead = snapshot.scale.ndim
+    if recipe.observes_next_center or recipe.mean_axes(len(tensor.shape), lead) is not None:
+        return None
+    return QuantObservation(
+        op=op or snapshot.op,
+        amax=tensor.amax,
+        mean=None,
+        count=_elements(tensor.shape, lead),
+        nan_count=counts.nan,
+        inf_count=counts.inf,
+        about=snapshot.epoch if recipe.centred else None,
     )
 
 
@@ -238,7 +270,7 @@ def decode_for_consumer(
 
 def _fitting_center(x: F32, held: Metadata, op: OpId) -> F32 | None:
     lead = held.scale.shape
-    if x.dtype != np.float32 or x.shape[: len(lead)] != lead:
+    if x.dtype != _FLOAT32 or x.shape[: len(lead)] != lead:
         raise UsageError(f"tensor of {op} is {x.dtype}{list(x.shape)}; expected float32 with leading axes {list(lead)}")
     center = center_over(held, _columns(x.shape))
     if center is not None and not _broadcasts(center.shape, x.shape):
