@@ -25,7 +25,7 @@ from qsim.backends.numba_sums import sums_of
 from qsim.backends.parts import Part, for_each_part, on_one_thread
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
 from qsim.backends.scaling import count, finite_amax, residual, scaled
-from qsim.codec import decode_kernels, packing
+from qsim.codec import cast_kernels, decode_kernels, packing
 from qsim.codec import numba_kernels as kernels
 from qsim.codec.general import COUNTS, encode_flat, first_refused
 from qsim.codec.means import Sums
@@ -66,12 +66,7 @@ class NumbaBackend(HostBackend):
                 kernels.quantize(source[here], part.partner, part.row_of, own, constants, target[here], top, count)
 
             _merge_parts(rows, partner, work, amax, counts)
-        saturated, flushed, nan, inf = _by_replica(counts, lead)
-        return Cast(
-            codes=codes,
-            amax=amax if lead else amax.reshape(()),
-            counts=CastCounts(saturated=saturated, flushed=flushed, nan=nan, inf=inf),
-        )
+        return _cast_of(codes, amax, counts, lead)
 
     def decode(self, codes: U8, descale: F32, center: F32 | None, spec: CastSpec) -> F32:
         """RN(RN(value(code) * descale) + center); see ``Backend.decode``."""
@@ -99,6 +94,37 @@ class NumbaBackend(HostBackend):
         if stray[0]:
             spec.fmt.check_code(int(stray[0]))
         return out
+
+    def quantize_and_decode(
+        self, x: F32, scale: F32, descale: F32, center: F32 | None, spec: CastSpec
+    ) -> tuple[Cast, F32]:
+        """``quantize`` and ``decode``: one pass of a tensor for one thread; see ``Backend.quantize_and_decode``."""
+        x, scale, descale = as_float32(x, "x"), as_float32(scale, "scale"), as_float32(descale, "descale")
+        lead = lead_shape(scale, x)
+        encoder = None if spec.streams else fast_encoder_table(spec.fmt, spec.policy)
+        if encoder is None or descale.shape != lead or not on_one_thread(x.size):
+            cast = self.quantize(x, scale, center, spec)
+            return cast, self.decode(cast.codes, descale, center, spec)
+        rows, partner = _with_center(x.shape, len(lead), center, _NOTHING_TO_SUBTRACT)
+        codes, out = np.empty(x.shape, np.uint8), np.empty(x.shape, np.float32)
+        amax, counts = np.empty(rows.shape[0], np.float32), np.empty((4, rows.shape[0]), np.int64)
+        decoder, table = decoder_table(spec.fmt)
+        cast_kernels.quantize_and_decode(
+            np.ascontiguousarray(x).reshape(rows.shape),
+            partner,
+            _NOTHING_TO_ADD if center is None else partner,
+            rows.row_of,
+            np.ascontiguousarray(scale).reshape(-1),
+            np.ascontiguousarray(descale).reshape(-1),
+            encoder,
+            decoder,
+            table,
+            codes.reshape(rows.shape),
+            out.reshape(rows.shape),
+            amax,
+            counts,
+        )
+        return _cast_of(codes, amax, counts, lead), out
 
     def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
         """amax of the residual, counts of NaN and Inf, sums for a mean of x; see ``Backend.observe``."""
@@ -203,6 +229,15 @@ def _quantize_generally(x: F32, scale: F32, center: F32 | None, spec: CastSpec) 
 
 def _column(counts: I64, index: int, lead: tuple[int, ...]) -> I64:
     return np.ascontiguousarray(counts[:, index]).reshape(lead)
+
+
+def _cast_of(codes: U8, amax: F32, counts: I64, lead: tuple[int, ...]) -> Cast:
+    saturated, flushed, nan, inf = _by_replica(counts, lead)
+    return Cast(
+        codes=codes,
+        amax=amax if lead else amax.reshape(()),
+        counts=CastCounts(saturated=saturated, flushed=flushed, nan=nan, inf=inf),
+    )
 
 
 def _by_replica(counts: I64, lead: tuple[int, ...]) -> Iterable[I64]:

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from qsim.codec.jit import helper, kernel, read, read_only, stretch, write
-from qsim.codec.numba_kernels import INF, LOW5, MAGNITUDE, QUIET_NAN, SIGN, ZERO
+from qsim.codec.numba_kernels import LOW5, MAGNITUDE, QUIET_NAN, SIGN, ZERO, is_finite
 from qsim.codec.rows_kernels import SPAN, centers_of, rows_together, spread_centers
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def look_up(codes: U8, table: F32, out: F32) -> None:
 
 
 @helper
-def _load(k: U32) -> Any:
+def load_decoder(k: U32) -> Any:
+    """The constants as a tuple of scalars."""
     return k[0], k[1], k[2], k[3], k[4], k[5], k[6]
 
 
@@ -75,12 +76,7 @@ def _value(code: Any, k: Any) -> Any:
 
 
 @helper
-def _finite(x: Any) -> Any:
-    return np.uint32(np.float32(x).view(np.uint32) & MAGNITUDE) < INF
-
-
-@helper
-def _decode_block(source: Any, centers: Any, d: Any, k: Any, product: Any, target: Any) -> Any:
+def decode_block(source: Any, centers: Any, d: Any, k: Any, product: Any, target: Any) -> Any:
     """One block into ``target``; the largest code where one is outside the format, else 0.
 
     The plain loops are right where every code is a finite number and descale is finite, and with one centre where that
@@ -89,8 +85,8 @@ def _decode_block(source: Any, centers: Any, d: Any, k: Any, product: Any, targe
     nan = np.uint32(QUIET_NAN).view(np.float32)
     one = centers.size == 1
     top = MAGNITUDE
-    if _finite(d) and k[5] != ZERO:
-        if one and _finite(centers[0]):
+    if is_finite(d) and k[5] != ZERO:
+        if one and is_finite(centers[0]):
             c, top = centers[0], ZERO
             for i in range(source.size):
                 value, own = _value(np.uint32(source[i]), k)
@@ -128,7 +124,7 @@ def decode(codes: U8, constants: U32, table: F32, descale: F32, center: F32, row
     codes, out [R, P, L]; table [256]; descale [R]; stray [1]: the largest code where one is outside the format, else 0.
     No centre is a centre of -0: v + (-0) is v in every bit, for v = +0 and v = -0 too.
     """
-    k = _load(constants)
+    k = load_decoder(constants)
     replicas, rows, length = codes.shape
     group = rows_together(rows, length)
     beside, owners = np.empty(group * length if group > 1 else 0, np.float32), np.full(group, -1, np.int64)
@@ -144,5 +140,5 @@ def decode(codes: U8, constants: U32, table: F32, descale: F32, center: F32, row
                 at, many = row * length + start, min(SPAN, size - start)
                 here = read_only(beside[:many]) if group > 1 else centers_of(center, row_of[row], start, many)
                 own, into = stretch(codes, at, many), stretch(out, at, many)
-                largest = max(largest, _decode_block(own, here, descale[replica], k, product, into))
+                largest = max(largest, decode_block(own, here, descale[replica], k, product, into))
     stray[0] = largest

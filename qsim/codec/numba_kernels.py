@@ -64,6 +64,12 @@ def encoder_constants(params: FormatParams, codes: CastCodes) -> U32:
 
 
 @helper
+def is_finite(x: Any) -> Any:
+    """True for a float32 that is neither NaN nor Inf."""
+    return np.uint32(np.float32(x).view(np.uint32) & MAGNITUDE) < INF
+
+
+@helper
 def load(k: U32) -> Any:
     """The constants as a tuple of scalars, so that loops keep them in registers."""
     return k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9]
@@ -167,7 +173,7 @@ def _quantize_plain(x: Any, c: Any, s: Any, k: Any) -> Any:
 
 
 @helper
-def _quantize_block(source: Any, centers: Any, s: Any, k: Any, target: Any) -> Any:
+def quantize_block(source: Any, centers: Any, s: Any, k: Any, target: Any) -> Any:
     """Codes of one block into ``target``; the magnitude bits of its largest finite residual, and four counts.
 
     ``centers`` is one number for all, or one an element. The plain loop is right where every residual is finite;
@@ -175,7 +181,7 @@ def _quantize_block(source: Any, centers: Any, s: Any, k: Any, target: Any) -> A
     """
     top, saturated, flushed, nan, inf = ZERO, ZERO, ZERO, ZERO, ZERO
     one = centers.size == 1
-    plain = (np.uint32(np.float32(s).view(np.uint32) & MAGNITUDE) < INF) & (k[7] != ZERO)
+    plain = is_finite(s) & (k[7] != ZERO)
     if plain and one:
         c = centers[0]
         for i in range(source.size):
@@ -228,7 +234,7 @@ def quantize(x: F32, center: F32, row_of: I64, scale: F32, constants: U32, codes
                 at, many = row * length + start, min(SPAN, size - start)
                 ask_ahead_of_span(x, at)
                 here = read_only(beside[:many]) if group > 1 else centers_of(center, row_of[row], start, many)
-                found = _quantize_block(stretch(x, at, many), here, scale[replica], k, stretch(codes, at, many))
+                found = quantize_block(stretch(x, at, many), here, scale[replica], k, stretch(codes, at, many))
                 top = max(top, found[0])
                 saturated, flushed = saturated + found[1], flushed + found[2]
                 nan, inf = nan + found[3], inf + found[4]

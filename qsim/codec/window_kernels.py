@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from qsim.codec.jit import helper, kernel, read, write
-from qsim.codec.numba_kernels import INF, MAGNITUDE, QUIET_NAN
+from qsim.codec.numba_kernels import INF, QUIET_NAN, is_finite
 
 if TYPE_CHECKING:
     from qsim.arrays import F32, I64
@@ -37,11 +37,6 @@ _NOTHING, _ONE = np.float32(0), np.float32(1)
 
 
 @helper
-def _is_finite(x: Any) -> Any:
-    return np.uint32(np.float32(x).view(np.uint32) & MAGNITUDE) < INF
-
-
-@helper
 def _spoken(window: Any, rules: Any) -> Any:
     """The amax that speaks for a window."""
     top = window[window.size - 1]
@@ -57,7 +52,7 @@ def _scale_of(amax: Any, kept: Any, numerator: Any, least: Any, rules: Any) -> A
     """min(RN(numerator / amax), FLT_MAX) of a positive finite amax, ``kept`` or as the rule says of any other."""
     if amax < least:
         amax = least
-    if _is_finite(amax):
+    if is_finite(amax):
         return min(np.float32(numerator / amax), _LARGEST) if amax > _NOTHING else kept
     if rules & SPEAKS_AS_ITSELF == 0:
         return kept
@@ -85,7 +80,7 @@ def roll(
         elif rules & FINITE_COUNTS == 0 and inf_count[r] > 0:
             entry = np.uint32(INF).view(np.float32)
         still = (rules & ZERO_SKIPS != 0 and entry == _NOTHING) or (
-            rules & NONFINITE_SKIPS != 0 and not _is_finite(entry)
+            rules & NONFINITE_SKIPS != 0 and not is_finite(entry)
         )
         if still:
             rolled[r, :] = history[r, :]

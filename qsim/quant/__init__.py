@@ -14,6 +14,7 @@ from qsim.quant.operations import (
     decode_for_consumer,
     observation_of_cast,
     observe_for_future_state,
+    quantize_and_decode,
     quantize_with_snapshot,
 )
 from qsim.quant.recipes import CurrentScaling, DelayedScaling, Recipe
@@ -69,6 +70,7 @@ __all__ = [
     "merge_observations",
     "observation_of_cast",
     "observe_for_future_state",
+    "quantize_and_decode",
     "quantize_with_snapshot",
     "scale_from_amax",
 ]
