@@ -18,6 +18,7 @@ from qsim.codec.means import Sums
 from qsim.codec.scaled.recipes import ScaleRecipe
 from qsim.errors import UsageError
 from qsim.formats import FloatFormat
+from qsim.quant.at_once import roll_at_once
 from qsim.quant.identity import OpId, StateKey, TensorRole
 from qsim.quant.merging import merge_observations, written_amax
 from qsim.quant.rules import (
@@ -195,6 +196,21 @@ class Recipe(ABC):
 
     def _roll(self, live: QuantState, observation: QuantObservation) -> QuantState:
         """The next state without its centre: window rolled, scale and descale renewed, epoch + 1."""
+        history, scale, descale = roll_at_once(self, live, observation) or self._roll_by_masks(live, observation)
+        return QuantState(
+            owner=live.owner,
+            epoch=live.epoch + 1,
+            scale=frozen(scale),
+            descale=frozen(descale),
+            center=live.center,
+            amax_history=frozen(history),
+            last_commit=observation.op,
+            center_seen=live.center_seen,
+            center_block=live.center_block,
+        )
+
+    def _roll_by_masks(self, live: QuantState, observation: QuantObservation) -> tuple[F32, F32, F32]:
+        """Window, scale and descale after a commit: the definition, for every rule."""
         entry = self._entry(live, observation)
         still = entry == 0 if self.zero_rule is ZeroRule.SKIP else np.zeros_like(entry, np.bool_)
         if self.nonfinite_rule is NonFiniteRule.SKIP:
@@ -213,14 +229,7 @@ class Recipe(ABC):
             keeps = True
         if keeps:
             scale = np.where(still, used, scale)
-        return replace(
-            live,
-            epoch=live.epoch + 1,
-            scale=frozen(scale),
-            descale=frozen(descale_of(scale)),
-            amax_history=frozen(history),
-            last_commit=observation.op,
-        )
+        return history, scale, descale_of(scale)
 
     def _entry(self, live: QuantState, observation: QuantObservation) -> F32:
         """What would enter the window [lead]; with the NaN and Inf in it, unless the rule is FINITE."""

@@ -137,7 +137,7 @@ def env_of(config: TrainConfig, plan: TrainPlan, source: Source, nodes: Nodes) -
     return Env(
         load=source.load, backend=nodes.arithmetic.backend, recipe=plan.case.recipe, policy=POLICY,
         lead=(len(source.seeds),), reproducible=nodes.arithmetic.exact, recipes=dict(plan.case.recipes),
-        nodes=nodes.table(), product=nodes.product,
+        nodes=nodes.table(), product=nodes.product, ahead=True,
     )  # fmt: skip
 
 
