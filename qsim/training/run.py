@@ -121,6 +121,7 @@ def nodes_of(config: TrainConfig, held: OptimizerState | None = None) -> Nodes:
         loss_scale=config.optimizer.loss_scale,
         names=tuple(shapes(model)),
         held=held,
+        key_mean=model.key_mean,
     )
 
 
