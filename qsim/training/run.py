@@ -183,19 +183,15 @@ class _Run:
 
     def log(self, plan: TrainPlan, source: Source) -> TrainLog:
         """What is left at the end."""
-        commits: dict[str, int] = {}
-        for record in plan.records:
-            if record.kind in ("commit", "store"):
-                commits[record.owner] = commits.get(record.owner, 0) + 1
         return TrainLog(
             seeds=source.seeds,
             steps=tuple(self.steps),
             matched=tuple(self.matched.found),
             scales=scales_of(self.data),
-            commits=commits,
+            commits=dict(plan.commits),
             broken=plan.broken,
             expected=plan.expected,
-            violations=len(plan.violations),
+            violations=plan.violations,
             digest=digests(self.steps, len(source.seeds)),
             final_loss=_held_out(self.config, self.data, source),
         )
