@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from qsim.arrays import F32, I64, U8, U32
     from qsim.formats import FormatParams
 
+EVERY_BYTE = np.uint32(256)
+"""Codes of a format of eight bits: none is outside it."""
+
 _F4, _U1, _U4 = numba.float32, numba.uint8, numba.uint32
 _I8 = numba.int64
 
@@ -101,7 +104,7 @@ def decode_block(source: Any, centers: Any, d: Any, k: Any, product: Any, target
                 top = np.uint32(max(np.int32(top), np.int32(own)))
     last = ZERO
     if np.int32(top) > np.int32(k[5]):
-        for i in range(source.size):
+        for i in range(source.size if k[6] < EVERY_BYTE else 0):
             last = np.uint32(max(np.int32(last), np.int32(source[i])))
         if one:
             c = centers[0]

@@ -160,3 +160,20 @@ def sums_mean(total: I64, exponent: I32, count: I64, mean: F32) -> None:
         quotient = np.float64(np.float64(total[i]) / np.float64(max(count[i], np.int64(1))))
         found = np.float64(quotient * unit) if count[i] != 0 else np.float64(0)
         mean[i] = np.float32(np.float32(found) + np.float32(0))
+
+
+@kernel(read(_I8, 1), read(_I4, 1), read(_I4, 1), write(_I8, 1))
+def sums_merge(total: I64, exponent: I32, common: I32, merged: I64) -> None:
+    """Add rint(total / 2^(common - exponent)), ties to even, to ``merged``: one part of ``means.merge_sums``.
+
+    common >= exponent. |total| <= 2^63, so from a shift of 64 on the quotient is at most one half, a tie to 0.
+    """
+    for i in range(total.size):
+        shift = np.int64(np.int64(common[i]) - np.int64(exponent[i]))
+        s = min(shift, np.int64(63))
+        floor = np.int64(total[i] >> s)
+        rest = np.int64(total[i] - np.int64(floor << s))
+        half = np.int64(np.int64(1) << max(s - np.int64(1), np.int64(0)))
+        up = (s > 0) and (rest > half or (rest == half and floor & np.int64(1) == 1))
+        if shift <= 63:
+            merged[i] += floor + (np.int64(1) if up else np.int64(0))

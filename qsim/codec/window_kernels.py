@@ -59,6 +59,31 @@ def _scale_of(amax: Any, kept: Any, numerator: Any, least: Any, rules: Any) -> A
     return _NOTHING if amax == amax else np.uint32(QUIET_NAN).view(np.float32)
 
 
+@helper
+def _entry(amax: Any, nan_count: Any, inf_count: Any, rules: Any) -> Any:
+    """An observed amax with the NaN or Inf that was beside it, unless the rule leaves them out."""
+    if rules & FINITE_COUNTS == 0:
+        if nan_count > 0:
+            return np.uint32(QUIET_NAN).view(np.float32)
+        if inf_count > 0:
+            return np.uint32(INF).view(np.float32)
+    return amax
+
+
+@kernel(
+    read(_F4, 1), read(_F4, 1), read(_I8, 1), read(_I8, 1), _F4, _F4, _I8, write(_F4, 1), write(_F4, 1),
+)  # fmt: skip
+def scale_in_hand(
+    kept: F32, amax: F32, nan_count: I64, inf_count: I64, numerator: Any, least: Any, rules: Any,
+    scales: F32, descales: F32,
+) -> None:  # fmt: skip
+    """Scale and descale [R] of an observed tensor itself; ``kept`` [R] where it says nothing. Else as ``roll``."""
+    for r in range(kept.size):
+        entry = _entry(amax[r], nan_count[r], inf_count[r], rules)
+        scales[r] = _scale_of(entry, kept[r], numerator, least, rules)
+        descales[r] = np.float32(_ONE / scales[r])
+
+
 @kernel(
     read(_F4, 2), read(_F4, 1), read(_F4, 1), read(_I8, 1), read(_I8, 1), _F4, _F4, _I8,
     write(_F4, 2), write(_F4, 1), write(_F4, 1),
@@ -74,11 +99,7 @@ def roll(
     """
     replicas, last = history.shape[0], history.shape[1] - 1
     for r in range(replicas):
-        entry = amax[r]
-        if rules & FINITE_COUNTS == 0 and nan_count[r] > 0:
-            entry = np.uint32(QUIET_NAN).view(np.float32)
-        elif rules & FINITE_COUNTS == 0 and inf_count[r] > 0:
-            entry = np.uint32(INF).view(np.float32)
+        entry = _entry(amax[r], nan_count[r], inf_count[r], rules)
         still = (rules & ZERO_SKIPS != 0 and entry == _NOTHING) or (
             rules & NONFINITE_SKIPS != 0 and not is_finite(entry)
         )

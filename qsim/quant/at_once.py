@@ -1,16 +1,18 @@
 """Steps of a commit by one kernel each, in place of a dozen of NumPy's. Knows no owner, no epoch and no snapshot.
 
-``Recipe._roll_by_masks`` and ``means.mean_of`` are the definitions. These are their fast twins, equal bit for bit.
+``Recipe._roll_by_masks``, ``Recipe._in_hand``, ``mean_of`` and ``merge_sums`` are the definitions. These are their fast
+twins, equal bit for bit.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qsim.arrays import F32
+from qsim.codec.means import Sums, check_count, merge_sums
 from qsim.quant.rules import (
     AmaxChoice,
     InitialScale,
@@ -22,7 +24,8 @@ from qsim.quant.rules import (
 )
 
 if TYPE_CHECKING:
-    from qsim.codec.means import Sums
+    from collections.abc import Sequence
+
     from qsim.quant.recipes import Recipe
     from qsim.quant.state import QuantObservation, QuantState
 
@@ -50,6 +53,49 @@ def mean_at_once(sums: Sums) -> F32:
     total, exponent, count = sums.total.ravel(), sums.exponent.ravel(), sums.count.ravel()
     _sums_kernels().sums_mean(total, exponent, count, mean.reshape(-1))
     return mean
+
+
+def merge_at_once(parts: Sequence[Sums]) -> Sums:
+    """``merge_sums(parts)``, of one part or more."""
+    if len({part.total.shape for part in parts}) != 1:
+        return merge_sums(parts)  # which says what is wrong
+    count, exponent = reduce(np.add, (part.count for part in parts)), reduce(np.maximum, (p.exponent for p in parts))
+    check_count(int(count.max(initial=0)))
+    total, common = np.zeros(count.shape, np.int64), exponent.ravel()
+    for part in parts:
+        _sums_kernels().sums_merge(part.total.ravel(), part.exponent.ravel(), common, total.reshape(-1))
+    return Sums(total=total, exponent=np.asarray(exponent), count=np.asarray(count))
+
+
+def scale_at_once(
+    recipe: Recipe, seen: QuantObservation, *, otherwise: F32, finite_counts: bool
+) -> tuple[F32, F32] | None:
+    """Scale and descale of the observed tensor itself, as ``Recipe._in_hand`` has them; None where no kernel serves.
+
+    finite_counts: the largest finite magnitude counts, whatever was beside it.
+    """
+    amax = seen.amax
+    if not (
+        recipe.grid is ScaleGrid.FLOAT32
+        and recipe.nonfinite_rule is not NonFiniteRule.INVERT
+        and seen.written is None
+        and otherwise.shape == amax.shape == seen.nan_count.shape == seen.inf_count.shape
+    ):
+        return None
+    scales, descales = np.empty(amax.shape, np.float32), np.empty(amax.shape, np.float32)
+    words, rules = _window_kernels(), _words(recipe)
+    words.scale_in_hand(
+        otherwise.ravel(),
+        amax.ravel(),
+        seen.nan_count.ravel(),
+        seen.inf_count.ravel(),
+        numerator_of(recipe.fmt_of(seen.op), recipe.margin),
+        np.float32(recipe.eps) if recipe.zero_rule is ZeroRule.CLAMP else _NO_LEAST,
+        rules | words.FINITE_COUNTS if finite_counts else rules & ~words.FINITE_COUNTS,
+        scales.reshape(-1),
+        descales.reshape(-1),
+    )
+    return scales, descales
 
 
 def roll_at_once(recipe: Recipe, live: QuantState, seen: QuantObservation) -> tuple[F32, F32, F32] | None:

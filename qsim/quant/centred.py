@@ -15,7 +15,7 @@ from qsim.arrays import F32, Bool, frozen, per_lead
 from qsim.codec.means import Sums
 from qsim.codec.scaled.recipes import ScaleRecipe
 from qsim.errors import UsageError
-from qsim.quant.at_once import mean_at_once
+from qsim.quant.at_once import mean_at_once, scale_at_once
 from qsim.quant.identity import OpId, StateKey
 from qsim.quant.merging import is_bad
 from qsim.quant.recipes import Recipe
@@ -201,9 +201,12 @@ class CentredDelayedScaling(Recipe):
             assert observation.mean is not None, "a centred recipe observes a mean"
             held = replace(held, center=frozen(mean_at_once(observation.mean)))
         if self.scale_source is ScaleSource.CURRENT:
-            ones = np.ones_like(held.scale)
-            scale, descale = self._in_hand(observation, bad=~self._counts(observation), otherwise=ones)
-            held = replace(held, scale=scale, descale=descale)
+            ones = np.ones(held.scale.shape, np.float32)
+            finite_counts = self.nonfinite_rule is NonFiniteRule.FINITE
+            scales = scale_at_once(self, observation, otherwise=ones, finite_counts=finite_counts)
+            if scales is None:
+                scales = self._in_hand(observation, bad=~self._counts(observation), otherwise=ones)
+            held = replace(held, scale=frozen(scales[0]), descale=frozen(scales[1]))
         return held
 
     def _counts(self, observation: QuantObservation) -> Bool:

@@ -18,7 +18,7 @@ from qsim.codec.means import Sums
 from qsim.codec.scaled.recipes import ScaleRecipe
 from qsim.errors import UsageError
 from qsim.formats import FloatFormat
-from qsim.quant.at_once import roll_at_once
+from qsim.quant.at_once import roll_at_once, scale_at_once
 from qsim.quant.identity import OpId, StateKey, TensorRole
 from qsim.quant.merging import merge_observations, written_amax
 from qsim.quant.rules import (
@@ -266,7 +266,7 @@ class Recipe(ABC):
         poison = np.where(np.isnan(written_amax(observation)), np.float32(np.nan), np.float32(np.inf))
         amax = np.where(bad, poison, observation.amax).astype(np.float32)
         scale = self._scale_of(amax, otherwise=otherwise, op=observation.op)
-        return frozen(scale), frozen(descale_of(scale))
+        return scale, descale_of(scale)
 
 
 def _check_merge(rule: MergeRule, *, amax_bound: float | None, decay: float | None) -> None:
@@ -320,5 +320,9 @@ class CurrentScaling(Recipe):
         return replace(self._roll(live, observation), scale=scale, descale=descale)
 
     def _of(self, live: QuantState, observation: QuantObservation) -> tuple[F32, F32]:
-        otherwise = np.ones_like(live.scale) if self.fallback is Fallback.ONE else live.scale
-        return self._in_hand(observation, bad=~np.isfinite(written_amax(observation)), otherwise=otherwise)
+        otherwise = np.ones(live.scale.shape, np.float32) if self.fallback is Fallback.ONE else live.scale
+        scales = scale_at_once(self, observation, otherwise=otherwise, finite_counts=False)
+        if scales is None:
+            bad = ~np.isfinite(written_amax(observation))
+            scales = self._in_hand(observation, bad=bad, otherwise=otherwise)
+        return frozen(scales[0]), frozen(scales[1])

@@ -10,8 +10,9 @@ import pytest
 from qsim.arrays import FLT_MAX, same_bits
 from qsim.backends import get_backend
 from qsim.backends.numba_backend import NumbaBackend
-from qsim.codec.means import Sums, mean_of
+from qsim.codec.means import Sums, mean_of, merge_sums
 from qsim.codec.scaled import SCALE_RECIPES
+from qsim.errors import UsageError
 from qsim.formats import E2M1FN, E4M3FN, E5M2, POLICIES
 from qsim.quant import (
     RECIPES,
@@ -24,6 +25,7 @@ from qsim.quant import (
     OpId,
     QuantObservation,
     ScaleGrid,
+    ScaleSource,
     StateKey,
     TensorRole,
     WindowRule,
@@ -33,12 +35,13 @@ from qsim.quant import (
     observe_for_future_state,
     quantize_with_snapshot,
 )
-from qsim.quant.at_once import mean_at_once, roll_at_once
+from qsim.quant.at_once import mean_at_once, merge_at_once, roll_at_once, scale_at_once
+from qsim.quant.merging import written_amax
 from qsim.quant.operations import freeze
 
 OWNER = StateKey(0, 0, 0)
 NUMBA = NumbaBackend()
-AMAXES = np.array([0, 1e-45, 2.0**-126, 1e-20, 1e-12, 0.3, 1, 3, 448, 1e30, FLT_MAX], np.float32)
+AMAXES = np.array([0, 1e-45, 2.0**-126, 1e-20, 1e-12, 1.5e-12, 0.3, 1, 3, 448, 1e30, FLT_MAX], np.float32)
 
 
 def observations(rng, lead, count):
@@ -126,6 +129,61 @@ def test_a_mean_by_the_kernel_has_the_bits_of_mean_of():
         with np.errstate(over="ignore"):  # no real sum has so large a mean
             expected = mean_of(sums)
         assert same_bits(expected, mean_at_once(sums))
+
+
+def test_sums_merged_by_the_kernel_have_the_bits_of_merge_sums():
+    """Shifts from 0 to beyond 64 bits, ties to even among them, from one part to five."""
+    rng = np.random.default_rng(4)
+    for number in range(1, 6):
+        parts = []
+        for _ in range(number):
+            total = (rng.integers(-(2**60), 2**60, 3000) >> rng.integers(0, 60, 3000)) << rng.integers(0, 3, 3000)
+            exponent = rng.choice(np.array([-149, -80, -3, -2, -1, 0, 1, 60, 61, 127]), 3000).astype(np.int32)
+            count = rng.integers(0, 2**19, 3000)
+            fields = (a.reshape(3, 1, 1000) for a in (total, exponent, count))
+            parts.append(Sums(**dict(zip(("total", "exponent", "count"), fields, strict=True))))
+        equal(merge_sums(parts), merge_at_once(parts))
+    largest = np.array([2**63 - 1, -(2**63), 2**62 + 1, 2**62, -(2**62), -(2**62) - 1], np.int64)
+    for shift in (61, 62, 63, 64, 65, 200):
+        low = Sums(total=largest, exponent=np.full(6, -149, np.int32), count=np.ones(6, np.int64))
+        high = replace(low, total=np.zeros(6, np.int64), exponent=np.full(6, shift - 149, np.int32))
+        equal(merge_sums([low, high]), merge_at_once([low, high]))
+    with pytest.raises(UsageError, match="merge_sums of unequal shapes"):
+        merge_at_once([parts[0], Sums(total=total, exponent=exponent, count=count)])
+    many = replace(parts[0], count=np.full((3, 1, 1000), 9 << 18))
+    with pytest.raises(UsageError, match="a mean over 4718592 elements"):
+        merge_at_once([many, many])
+
+
+@pytest.mark.parametrize("lead", [(), (5,)], ids=str)
+@pytest.mark.parametrize("nonfinite", [r for r in NonFiniteRule if r is not NonFiniteRule.INVERT])
+def test_a_scale_in_hand_by_the_kernel_has_the_bits_of_one_by_masks(nonfinite, lead):
+    rng = np.random.default_rng(6)
+    otherwise = np.asarray(rng.random(lead) + 0.5, np.float32)
+    served = 0
+    for zero, margin in itertools.product(ZeroRule, (0, 3)):
+        rules = {"zero_rule": zero, "nonfinite_rule": nonfinite, "margin": margin}
+        current = make_recipe("current", fmt=E4M3FN, grad_fmt=E5M2, **rules)
+        centred = make_recipe("centred", fmt=E4M3FN, scale_source=ScaleSource.CURRENT, **rules)
+        for seen in observations(rng, lead, 40):
+            for recipe, bad in ((current, ~np.isfinite(written_amax(seen))), (centred, ~centred._counts(seen))):
+                finite_counts = recipe is centred and nonfinite is NonFiniteRule.FINITE
+                expected = recipe._in_hand(seen, bad=bad, otherwise=otherwise)
+                actual = scale_at_once(recipe, seen, otherwise=otherwise, finite_counts=finite_counts)
+                assert same_bits(np.asarray(expected[0]), actual[0]), seen
+                assert same_bits(np.asarray(expected[1]), actual[1]), seen
+                served += 1
+    assert 6 * 40 * 2 == served
+
+
+def test_scales_in_hand_that_the_kernel_does_not_have_are_left_to_the_masks():
+    (seen,) = observations(np.random.default_rng(0), (1,), 1)
+    one, plain = np.ones(1, np.float32), make_recipe("current", fmt=E4M3FN)
+    assert scale_at_once(plain, seen, otherwise=one, finite_counts=False) is not None
+    assert scale_at_once(plain, replace(seen, written=one), otherwise=one, finite_counts=False) is None
+    assert scale_at_once(plain, seen, otherwise=np.ones(2, np.float32), finite_counts=False) is None
+    for rules in ({"nonfinite_rule": NonFiniteRule.INVERT}, {"grid": ScaleGrid.POWER_OF_TWO}):
+        assert scale_at_once(replace(plain, **rules), seen, otherwise=one, finite_counts=False) is None
 
 
 # ---- what a cast has seen -------------------------------------------------------------------------------------
