@@ -289,7 +289,10 @@ def holding(x: F32, content: Content) -> F32:
 
 def _advanced(data: Data, live: QuantState, event: Commit | Store, env: Env) -> QuantState:
     """The successor of ``live``, by the rules of this commit."""
-    recipe = _by_rules(env.recipe_of(event.op.role_id), event.fold)
+    recipe, fold = env.recipe_of(event.op.role_id), event.fold
+    own = recipe.merge_rule is fold.merge and recipe.zero_rule is fold.zero and fold.amount is None
+    if not (own and recipe.nonfinite_rule is fold.nonfinite):
+        recipe = _by_rules(recipe, fold)
     return recipe.advance(live, recipe.merge([take(data, name, QuantObservation) for name in event.obs]))
 
 
