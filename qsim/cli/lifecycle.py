@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -13,6 +14,9 @@ from qsim.cli.options import FeatureOption, OrderOption, StagesOption, one_cell_
 
 ARTICLE = "article"
 """What stands for a defect in ``run``: the training run in which the article's defect was isolated."""
+FigureOption = Annotated[
+    Path | None, typer.Option("--figure", help='Of "article": a PNG of what makes its gradients spike.')
+]
 ControlOption = Annotated[
     list[str] | None,
     typer.Option("--control", help='Of "article", as often as you like: accumulation, low_precision_off ...'),
@@ -94,6 +98,7 @@ def run(
     backend: Annotated[str, typer.Option(help="numba, oracle, emulated, cuda or auto.")] = "numba",
     tensors: Annotated[str, typer.Option(help="A capture file of your own.")] = "builtin",
     controls: ControlOption = None,
+    figure: FigureOption = None,
 ) -> None:
     """Replay one case and show what it breaks and costs, step by step. "article" trains: see --control."""
     from qsim.backends import resolve_backend
@@ -106,9 +111,10 @@ def run(
     from qsim.sweep.run import replay_cell
 
     if defect.lower() == ARTICLE:
-        _run_article(controls or [], replicas if _typed(context, "replicas") else 2, backend, context)
-    if controls:
-        raise typer.BadParameter(f'only "run {ARTICLE}" has controls; leave --control out', param_hint="--control")
+        _run_article(controls or [], replicas if _typed(context, "replicas") else 2, backend, figure, context)
+    for option, given in (("--control", controls), ("--figure", figure)):
+        if given:
+            raise typer.BadParameter(f'only "run {ARTICLE}" has it; leave {option} out', param_hint=option)
     if fix and fix not in FIXES:
         raise typer.BadParameter(f'"{fix}" is unknown; known: {", ".join(FIXES)}', param_hint="--fix")
     if defect.lower() in SCENARIOS:
@@ -129,16 +135,18 @@ def run(
     raise typer.Exit(0 if outcome.record.as_expected else 1)
 
 
-def _run_article(controls: list[str], replicas: int, backend: str, context: typer.Context) -> NoReturn:
+def _run_article(
+    controls: list[str], replicas: int, backend: str, figure: Path | None, context: typer.Context
+) -> NoReturn:
     """Train under the article's defect, then under each control, and say what each rules out."""
     import msgspec
 
     from qsim.backends import resolve_backend
     from qsim.errors import UsageError
     from qsim.report.article import walk_lines, walk_table
-    from qsim.training.article import SUSPECT, walk
+    from qsim.training.article import SUSPECT, mechanism, walk
 
-    allowed = ("defect", "controls", "replicas", "backend", "steps")
+    allowed = ("defect", "controls", "replicas", "backend", "steps", "figure")
     given = [p for p in context.params if p not in allowed and _typed(context, p)]
     if given:
         raise typer.BadParameter(f"{ARTICLE} is a training run of its own; leave --{given[0]} out")
@@ -155,6 +163,12 @@ def _run_article(controls: list[str], replicas: int, backend: str, context: type
     out.print(walk_table(found, seeds), "")
     for line in walk_lines(found):
         out.print(line)
+    if figure is not None:
+        from qsim.report.mechanism import mechanism_figure
+        from qsim.report.pictures import write_picture
+
+        write_picture(mechanism_figure(mechanism(config, seeds[0])), figure, mark="")
+        print(f"figure: {figure}")
     raise typer.Exit(0)
 
 

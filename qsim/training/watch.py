@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +21,14 @@ POINTS = {
 }  # fmt: skip
 """Value of a layer -> name of its matched point: what forward and recompute make by the same steps."""
 _FORWARD, _RECOMPUTE = "v.f.", "v.r."
+
+
+class Watcher(Protocol):
+    """Looks at a run after each of its events; it must change nothing."""
+
+    def look(self, event: Event, data: Data) -> None:
+        """After ``event``."""
+        ...
 
 
 class _Seen(NamedTuple):
