@@ -24,6 +24,8 @@ def mechanism_figure(found: Mapping[str, RowSums]) -> Figure:
     What is not finite is drawn at the upper edge, with an open marker.
     """
     fig = blank((7.2, 5.4), what="the mechanism", layout="constrained")
+    from matplotlib.ticker import MaxNLocator  # there: the figure was made by it
+
     above, below = fig.subplots(2, 1, sharex=True)
     for (name, one), (colour, line, marker) in zip(found.items(), _LOOK, strict=True):
         steps = [step.step for step in one.log.steps]
@@ -43,6 +45,7 @@ def mechanism_figure(found: Mapping[str, RowSums]) -> Figure:
         ax.tick_params(labelsize=8)
         ax.grid(visible=True, which="major", alpha=0.3)
     below.set_xlabel("step", fontsize=9)
+    below.xaxis.set_major_locator(MaxNLocator(integer=True))
     above.legend(fontsize=8, loc="upper right")
     above.set_title(
         "P = exp(S recomputed - LSE saved): a row adds up to 1 where the two are of the same logits", fontsize=9
