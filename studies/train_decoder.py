@@ -22,7 +22,7 @@ from qsim.training.run import RunState, train_on
 from qsim.training.text import TEXT_SHA256
 from qsim.training.weights import save_weights
 
-STEPS = 1600
+STEPS = 2500
 PART = 100  # steps whose schedule is held in memory at once
 SEED = 0
 OPTIMIZER = OptimizerParams(lr=2e-3, warmup=50)
