@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from qsim.philox import RandomStream
 
 
+_FLOAT32 = np.dtype(np.float32)
+_UINT8 = np.dtype(np.uint8)
+
+
 def lead_shape(scale: AnyArray, x: AnyArray) -> tuple[int, ...]:
     """The replica axes: the shape of ``scale``, which must open the shape of ``x``."""
     if scale.ndim > 1 or x.shape[: scale.ndim] != scale.shape:
@@ -34,7 +38,7 @@ def lead_shape(scale: AnyArray, x: AnyArray) -> tuple[int, ...]:
 def as_float32(array: AnyArray, what: str) -> F32:
     """``array`` itself if it is float32; anything else must be rounded by whoever has it."""
     array = np.asarray(array)
-    if array.dtype != np.float32:
+    if array.dtype != _FLOAT32:
         raise FormatError(f"{what} is {array.dtype}; a backend takes float32 (qsim.codec.encode takes the rest)")
     return array
 
@@ -58,7 +62,7 @@ def matrix_center(center: AnyArray, x: AnyArray) -> F32:
 def as_codes(array: AnyArray) -> AnyArray:
     """``array`` itself if it is uint8."""
     array = np.asarray(array)
-    if array.dtype != np.uint8:
+    if array.dtype != _UINT8:
         raise FormatError(f"codes are {array.dtype}; a backend takes uint8")
     return array
 
@@ -76,6 +80,7 @@ def streams_of(spec: CastSpec, replicas: int) -> Sequence[RandomStream | None]:
     return spec.streams if draws else (None,) * replicas
 
 
+@lru_cache(maxsize=64)
 def mean_shape(shape: tuple[int, ...], lead: int, axes: tuple[int, ...]) -> tuple[int, ...]:
     """Shape of the mean over ``axes``, reduced axes 1; UsageError for a lead axis or a missing one."""
     ndim = len(shape)

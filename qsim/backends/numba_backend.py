@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from qsim.arrays import F32, I64, U8, AnyArray
+from qsim.arrays import F32, I64, U8
 from qsim.backends import elementwise_kernels
 from qsim.backends.checks import (
     Rows,
@@ -19,30 +17,27 @@ from qsim.backends.checks import (
     as_matrix,
     lead_shape,
     matrix_center,
-    mean_shape,
     rows_of,
     rows_without_partner,
     streams_of,
 )
 from qsim.backends.fused import FusedNodes
 from qsim.backends.host import HostBackend
-from qsim.backends.parts import Part, for_each_part
+from qsim.backends.numba_sums import sums_of
+from qsim.backends.parts import Part, for_each_part, on_one_thread
 from qsim.backends.protocol import Cast, CastCounts, CastSpec, Observed
 from qsim.backends.scaling import count, finite_amax, residual, scaled
+from qsim.codec import cast_kernels, decode_kernels, packing
 from qsim.codec import numba_kernels as kernels
-from qsim.codec import packing, sums_kernels
 from qsim.codec.general import COUNTS, encode_flat, first_refused
-from qsim.codec.means import Sums, check_count
+from qsim.codec.means import Sums
 from qsim.codec.oracle import place, refusal
 from qsim.codec.scaled import ScaledCodes, ScaleRecipe, fast
-from qsim.codec.tables import decode_table, encoder_table, has_fast_kernel
-from qsim.codec.threads import in_chunks, run_spans, spans
+from qsim.codec.tables import decoder_table, fast_encoder_table
+from qsim.codec.threads import in_chunks
 from qsim.errors import FormatError
 from qsim.formats import CastPolicy
 from qsim.philox import RandomStream
-
-SHORT_ROW = 4096
-"""Elements of a piece of a long row, so that several threads find work in it."""
 
 # Neutral operands: x - (+0) and v + (-0) return x and v in every bit, zeros of both signs included.
 _NOTHING_TO_SUBTRACT = np.zeros((1, 1), np.float32)
@@ -65,82 +60,108 @@ class NumbaBackend(HostBackend):
         """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""
         x, scale = as_float32(x, "x"), as_float32(scale, "scale")
         lead = lead_shape(scale, x)
-        if spec.streams or not has_fast_kernel(spec.fmt, spec.policy):
+        constants = None if spec.streams else fast_encoder_table(spec.fmt, spec.policy)
+        if constants is None:
             return _quantize_generally(x, scale, center, spec)
         rows, partner = _with_center(x.shape, len(lead), center, _NOTHING_TO_SUBTRACT)
-        codes = np.empty(x.shape, np.uint8)
-        amax = np.zeros(rows.shape[0], np.float32)
-        counts = np.zeros((rows.shape[0], 4), np.int64)
-        merging = threading.Lock()  # of this call: a forked child inherits none that is held
+        codes, scales = np.empty(x.shape, np.uint8), np.ascontiguousarray(scale).reshape(-1)
+        amax, counts = np.empty(rows.shape[0], np.float32), np.empty((4, rows.shape[0]), np.int64)
         source, target = np.ascontiguousarray(x).reshape(rows.shape), codes.reshape(rows.shape)
-        scales, constants = np.ascontiguousarray(scale).reshape(-1), encoder_table(spec.fmt, spec.policy)
+        if on_one_thread(x.size):
+            kernels.quantize(source, partner, rows.row_of, scales, constants, target, amax, counts)
+        else:
 
-        def work(part: Part) -> None:
-            own, here = part.replicas, part.place
-            top, count = np.empty_like(amax[own]), np.zeros_like(counts[own])
-            kernels.quantize(
-                source[here], part.partner, part.row_of, scales[own], constants, target[here], top, count
-            )  # fmt: skip
-            with merging:
-                np.maximum(amax[own], top, out=amax[own])
-                counts[own] += count
+            def work(part: Part, top: F32, count: I64) -> None:
+                here, own = part.place, scales[part.replicas]
+                kernels.quantize(source[here], part.partner, part.row_of, own, constants, target[here], top, count)
 
-        for_each_part(rows, partner, work)
-        saturated, flushed, nan, inf = (_column(counts, i, lead) for i in range(4))
-        return Cast(
-            codes=codes,
-            amax=amax.reshape(lead),
-            counts=CastCounts(saturated=saturated, flushed=flushed, nan=nan, inf=inf),
-        )
+            _merge_parts(rows, partner, work, amax, counts)
+        return _cast_of(codes, amax, counts, lead)
 
     def decode(self, codes: U8, descale: F32, center: F32 | None, spec: CastSpec) -> F32:
         """RN(RN(value(code) * descale) + center); see ``Backend.decode``."""
         codes, descale = as_codes(codes), as_float32(descale, "descale")
         lead = lead_shape(descale, codes)
-        if spec.fmt.bits < 8 and codes.size:
-            spec.fmt.check_code(int(codes.max()))
         rows, partner = _with_center(codes.shape, len(lead), center, _NOTHING_TO_ADD)
         out = np.empty(codes.shape, np.float32)
         source, target = np.ascontiguousarray(codes).reshape(rows.shape), out.reshape(rows.shape)
-        table, scales = decode_table(spec.fmt)[: spec.fmt.code_count], np.ascontiguousarray(descale).reshape(-1)
+        (constants, table), scales = decoder_table(spec.fmt), np.ascontiguousarray(descale).reshape(-1)
+        stray = np.zeros(1, np.uint32)
+        if on_one_thread(codes.size):
+            decode_kernels.decode(source, constants, table, scales, partner, rows.row_of, target, stray)
+        else:
+            strays: list[int] = []
 
-        def work(part: Part) -> None:
-            kernels.decode(
-                source[part.place], table, scales[part.replicas], part.partner, part.row_of, target[part.place]
-            )
+            def work(part: Part) -> None:
+                here, own, found = part.place, scales[part.replicas], np.zeros(1, np.uint32)
+                decode_kernels.decode(
+                    source[here], constants, table, own, part.partner, part.row_of, target[here], found
+                )  # fmt: skip
+                strays.append(int(found[0]))
 
-        for_each_part(rows, partner, work)
+            for_each_part(rows, partner, work)
+            stray[0] = max(strays)
+        if stray[0]:
+            spec.fmt.check_code(int(stray[0]))
         return out
+
+    def quantize_and_decode(
+        self, x: F32, scale: F32, descale: F32, center: F32 | None, spec: CastSpec
+    ) -> tuple[Cast, F32]:
+        """``quantize`` and ``decode``: one pass of a tensor for one thread; see ``Backend.quantize_and_decode``."""
+        x, scale, descale = as_float32(x, "x"), as_float32(scale, "scale"), as_float32(descale, "descale")
+        lead = lead_shape(scale, x)
+        encoder = None if spec.streams else fast_encoder_table(spec.fmt, spec.policy)
+        if encoder is None or descale.shape != lead or not on_one_thread(x.size):
+            cast = self.quantize(x, scale, center, spec)
+            return cast, self.decode(cast.codes, descale, center, spec)
+        rows, partner = _with_center(x.shape, len(lead), center, _NOTHING_TO_SUBTRACT)
+        codes, out = np.empty(x.shape, np.uint8), np.empty(x.shape, np.float32)
+        amax, counts = np.empty(rows.shape[0], np.float32), np.empty((4, rows.shape[0]), np.int64)
+        decoder, table = decoder_table(spec.fmt)
+        cast_kernels.quantize_and_decode(
+            np.ascontiguousarray(x).reshape(rows.shape),
+            partner,
+            _NOTHING_TO_ADD if center is None else partner,
+            rows.row_of,
+            np.ascontiguousarray(scale).reshape(-1),
+            np.ascontiguousarray(descale).reshape(-1),
+            encoder,
+            decoder,
+            table,
+            codes.reshape(rows.shape),
+            out.reshape(rows.shape),
+            amax,
+            counts,
+        )
+        return _cast_of(codes, amax, counts, lead), out
 
     def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
         """amax of the residual, counts of NaN and Inf, sums for a mean of x; see ``Backend.observe``."""
         x = np.asarray(as_float32(x, "x"), order="C")  # ascontiguousarray would add an axis to 0-d
         shape = x.shape[:lead]
         rows, partner = _with_center(x.shape, lead, center, _NOTHING_TO_SUBTRACT)
-        amax = np.zeros(rows.shape[0], np.float32)
-        counts = np.zeros((rows.shape[0], 2), np.int64)
-        merging = threading.Lock()  # of this call: a forked child inherits none that is held
+        amax, counts = np.empty(rows.shape[0], np.float32), np.empty((2, rows.shape[0]), np.int64)
         source = x.reshape(rows.shape)
+        if on_one_thread(x.size):
+            kernels.observe(source, partner, rows.row_of, amax, counts)
+        else:
 
-        def work(part: Part) -> None:
-            own = part.replicas
-            top, count = np.empty_like(amax[own]), np.zeros_like(counts[own])
-            kernels.observe(source[part.place], part.partner, part.row_of, top, count)
-            with merging:
-                np.maximum(amax[own], top, out=amax[own])
-                counts[own] += count
+            def work(part: Part, top: F32, count: I64) -> None:
+                kernels.observe(source[part.place], part.partner, part.row_of, top, count)
 
-        for_each_part(rows, partner, work)
+            _merge_parts(rows, partner, work, amax, counts)
+        nan, inf = _by_replica(counts, shape)
         return Observed(
             amax=amax.reshape(shape),
-            nan_count=_column(counts, 0, shape),
-            inf_count=_column(counts, 1, shape),
-            sums=None if mean_axes is None else _sums(x, lead, mean_axes),
+            nan_count=nan,
+            inf_count=inf,
+            sums=None if mean_axes is None else sums_of(x, lead, mean_axes),
         )
 
     def sums(self, x: F32, *, lead: int, axes: tuple[int, ...]) -> Sums:
         """Fixed-point sums of x for a mean; see ``Backend.sums``."""
-        return _sums(np.asarray(as_float32(x, "x"), order="C"), lead, axes)
+        return sums_of(np.asarray(as_float32(x, "x"), order="C"), lead, axes)
 
     def quantize_blocks(
         self,
@@ -237,6 +258,37 @@ def _column(counts: I64, index: int, lead: tuple[int, ...]) -> I64:
     return np.ascontiguousarray(counts[:, index]).reshape(lead)
 
 
+def _cast_of(codes: U8, amax: F32, counts: I64, lead: tuple[int, ...]) -> Cast:
+    saturated, flushed, nan, inf = _by_replica(counts, lead)
+    return Cast(
+        codes=codes,
+        amax=amax if lead else amax.reshape(()),
+        counts=CastCounts(saturated=saturated, flushed=flushed, nan=nan, inf=inf),
+    )
+
+
+def _by_replica(counts: I64, lead: tuple[int, ...]) -> Iterable[I64]:
+    """Each row of counts [number of counts, R] as an array [lead]."""
+    return counts if lead else (row.reshape(()) for row in counts)
+
+
+def _merge_parts(rows: Rows, partner: F32, work: Callable[[Part, F32, I64], None], amax: F32, counts: I64) -> None:
+    """``work(part, amax, counts)`` on several threads; what it finds of every part, merged into amax and counts."""
+    merging = threading.Lock()  # of this call: a forked child inherits none that is held
+    amax[:], counts[:] = 0, 0
+
+    def one(part: Part) -> None:
+        own = part.replicas
+        top = np.empty_like(amax[own])
+        count = np.empty((counts.shape[0], top.size), np.int64)
+        work(part, top, count)
+        with merging:
+            np.maximum(amax[own], top, out=amax[own])
+            counts[:, own] += count
+
+    for_each_part(rows, partner, one)
+
+
 def _with_center(shape: tuple[int, ...], lead: int, center: F32 | None, neutral: F32) -> tuple[Rows, F32]:
     """How to lay out x, and the centre's rows (or the neutral operand)."""
     if center is None:
@@ -244,54 +296,3 @@ def _with_center(shape: tuple[int, ...], lead: int, center: F32 | None, neutral:
     center = as_float32(center, "center")
     rows = rows_of(shape, lead, center.shape)
     return rows, np.ascontiguousarray(center).reshape(rows.partner)
-
-
-def _sums(x: F32, lead: int, axes: tuple[int, ...]) -> Sums:
-    shape = mean_shape(x.shape, lead, axes)
-    rows = rows_of(x.shape, lead, shape)
-    flat: Any = x.reshape(-1, rows.shape[2]) if x.size else x.reshape(0, rows.shape[2])
-    row_of = rows.row_of
-    if flat.shape[0] == 1 and rows.partner == (1, 1) and flat.shape[1] > SHORT_ROW:  # one long row: cut it up
-        whole = flat.shape[1] // SHORT_ROW * SHORT_ROW
-        parts = [flat[:, :whole].reshape(-1, SHORT_ROW), flat[:, whole:]]
-    else:
-        parts = [flat]
-    top, count = np.zeros(rows.partner, np.uint32), np.zeros(rows.partner, np.int64)
-    found: list[tuple[AnyArray, AnyArray]] = []
-
-    def measure(part: Any, owner: I64) -> None:
-        mine = np.zeros_like(top), np.zeros_like(count)
-        sums_kernels.sums_amax(part.view(np.uint32), owner, *mine)
-        found.append(mine)
-
-    _over_rows(measure, parts, row_of)
-    for part_top, part_count in found:
-        np.maximum(top, part_top, out=top)
-        count += part_count
-    check_count(int(count.max(initial=0)))
-    exponent, unit = np.empty(rows.partner, np.int32), np.empty(rows.partner, np.float64)
-    sums_kernels.sums_scale(top, exponent, unit)
-    totals: list[I64] = []
-
-    def add(part: Any, owner: I64) -> None:
-        total = np.zeros(rows.partner, np.int64)
-        sums_kernels.sums_total(part, owner, unit, total)
-        totals.append(total)
-
-    _over_rows(add, parts, row_of)
-    total = np.sum([np.zeros(rows.partner, np.int64), *totals], axis=0, dtype=np.int64)
-    return Sums(total=total.reshape(shape), exponent=exponent.reshape(shape), count=count.reshape(shape))
-
-
-def _over_rows(work: Callable[[Any, I64], None], parts: list[Any], row_of: I64) -> None:
-    """``work(rows, their slots)`` on every part, its rows spread over the threads."""
-    for part in parts:
-        if not part.size:
-            continue
-        owner = row_of if part.shape[0] == row_of.size else np.zeros(part.shape[0], np.int64)
-        cuts = spans(part.shape[0], cost=part.shape[1])
-        run_spans(functools.partial(_span, work, part, owner), cuts)
-
-
-def _span(work: Callable[[Any, I64], None], part: Any, owner: I64, start: int, stop: int) -> None:
-    work(part[start:stop], owner[start:stop])

@@ -69,6 +69,13 @@ class OracleBackend(HostBackend):
                 out = out + center
         return np.where(np.isnan(out), QUIET_NAN, np.asarray(out, np.float32))
 
+    def quantize_and_decode(
+        self, x: F32, scale: F32, descale: F32, center: F32 | None, spec: CastSpec
+    ) -> tuple[Cast, F32]:
+        """``quantize``, then ``decode``; see ``Backend.quantize_and_decode``."""
+        cast = self.quantize(x, scale, center, spec)
+        return cast, self.decode(cast.codes, descale, center, spec)
+
     def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
         """amax of the residual, counts of NaN and Inf, sums for a mean of x; see ``Backend.observe``."""
         x = as_float32(x, "x")

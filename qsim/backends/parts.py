@@ -33,8 +33,13 @@ class Part:
         return self.replicas, self.rows, self.columns
 
 
+def on_one_thread(size: int) -> bool:
+    """True where ``size`` elements are too few for a second thread, or there is none."""
+    return size < 2 * GRAIN or thread_count() == 1  # the machine is asked only where its answer matters
+
+
 def for_each_part(rows: Rows, partner: F32, work: Callable[[Part], None]) -> None:
-    """``work`` on every part, the parts spread over the threads: by replicas, else by rows, else along a row."""
+    """``work`` on every part, the parts spread over several threads: by replicas, else by rows, else along a row."""
     count, height, length = rows.shape
     owner = rows.row_of.reshape(count, height)
 
@@ -48,9 +53,7 @@ def for_each_part(rows: Rows, partner: F32, work: Callable[[Part], None]) -> Non
         work(Part(replicas, own_rows, columns, own, np.zeros(1, np.int64)))
 
     threads = min(thread_count(), count * height * length // GRAIN)
-    if threads <= 1:
-        part(_ALL, _ALL, _ALL)
-    elif count >= threads:
+    if count >= threads:
         in_chunks(lambda start, stop: part(slice(start, stop), _ALL, _ALL), count, cost=height * length)
     else:
         for replica in range(count):

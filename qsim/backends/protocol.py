@@ -121,6 +121,12 @@ class Backend(Protocol):
         """
         ...
 
+    def quantize_and_decode(
+        self, x: F32, scale: F32, descale: F32, center: F32 | None, spec: CastSpec
+    ) -> tuple[Cast, F32]:
+        """``quantize``, and ``decode`` of its codes with ``descale`` and the same centre; a backend may fuse them."""
+        ...
+
     def observe(self, x: F32, center: F32 | None, *, lead: int, mean_axes: tuple[int, ...] | None) -> Observed:
         """amax of the residual RN(x - center), non-finite counts of x, and fixed-point sums of x itself.
 

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from qsim.cli.app import JsonFlag, app, console, print_json
 from qsim.cli.options import FeatureOption, OrderOption, StagesOption, one_cell_study, schedule_sets
+
+ARTICLE = "article"
+"""What stands for a defect in ``run``: the training run in which the article's defect was isolated."""
+FigureOption = Annotated[
+    Path | None, typer.Option("--figure", help='Of "article": a PNG of what makes its gradients spike.')
+]
+ControlOption = Annotated[
+    list[str] | None,
+    typer.Option("--control", help='Of "article", as often as you like: accumulation, low_precision_off ...'),
+]
 
 
 @app.command()
@@ -68,7 +79,7 @@ def _matrix(strength: int, with_numbers: bool, json: bool) -> None:
 def run(
     context: typer.Context,
     defect: Annotated[
-        str, typer.Argument(help='A defect or a public report (see "defects"), or "correct".')
+        str, typer.Argument(help='A defect or a public report (see "defects"), "correct", or "article".')
     ] = "correct",
     fmt: Annotated[str, typer.Option("--format", help="Number format.")] = "e4m3",
     recipe: Annotated[str, typer.Option(help="delayed, centred or current.")] = "delayed",
@@ -86,8 +97,10 @@ def run(
     guarded: Annotated[bool, typer.Option("--guarded", help="Fail closed: stop at the first broken rule.")] = False,
     backend: Annotated[str, typer.Option(help="numba, oracle, emulated, cuda or auto.")] = "numba",
     tensors: Annotated[str, typer.Option(help="A capture file of your own.")] = "builtin",
+    controls: ControlOption = None,
+    figure: FigureOption = None,
 ) -> None:
-    """Replay one case and show what it breaks and costs, step by step."""
+    """Replay one case and show what it breaks and costs, step by step. "article" trains: see --control."""
     from qsim.backends import resolve_backend
     from qsim.errors import CaseError
     from qsim.report.one_case import case_report
@@ -97,6 +110,11 @@ def run(
     from qsim.sweep.known import registries
     from qsim.sweep.run import replay_cell
 
+    if defect.lower() == ARTICLE:
+        _run_article(controls or [], replicas if _typed(context, "replicas") else 2, backend, figure, context)
+    for option, given in (("--control", controls), ("--figure", figure)):
+        if given:
+            raise typer.BadParameter(f'only "run {ARTICLE}" has it; leave {option} out', param_hint=option)
     if fix and fix not in FIXES:
         raise typer.BadParameter(f'"{fix}" is unknown; known: {", ".join(FIXES)}', param_hint="--fix")
     if defect.lower() in SCENARIOS:
@@ -115,6 +133,43 @@ def run(
     for part in case_report(cell, outcome, fix=fix):
         out.print(part)
     raise typer.Exit(0 if outcome.record.as_expected else 1)
+
+
+def _run_article(
+    controls: list[str], replicas: int, backend: str, figure: Path | None, context: typer.Context
+) -> NoReturn:
+    """Train under the article's defect, then under each control, and say what each rules out."""
+    import msgspec
+
+    from qsim.backends import resolve_backend
+    from qsim.errors import UsageError
+    from qsim.report.article import walk_lines, walk_table
+    from qsim.training.article import SUSPECT, mechanism, walk
+
+    allowed = ("defect", "controls", "replicas", "backend", "steps", "figure")
+    given = [p for p in context.params if p not in allowed and _typed(context, p)]
+    if given:
+        raise typer.BadParameter(f"{ARTICLE} is a training run of its own; leave --{given[0]} out")
+    steps = context.params["steps"] if _typed(context, "steps") else SUSPECT.loop.steps
+    matched = tuple(range(min(steps, len(SUSPECT.loop.matched))))
+    loop = msgspec.structs.replace(SUSPECT.loop, steps=steps, matched=matched)
+    config = msgspec.structs.replace(SUSPECT, loop=loop, backend=resolve_backend(backend))
+    seeds = tuple(range(replicas))
+    try:
+        found = walk(config, seeds, controls)
+    except UsageError as error:
+        raise typer.BadParameter(str(error), param_hint="--control") from None
+    out = console()
+    out.print(walk_table(found, seeds), "")
+    for line in walk_lines(found):
+        out.print(line)
+    if figure is not None:
+        from qsim.report.mechanism import mechanism_figure
+        from qsim.report.pictures import write_picture
+
+        write_picture(mechanism_figure(mechanism(config, seeds[0])), figure, mark="")
+        print(f"figure: {figure}")
+    raise typer.Exit(0)
 
 
 def _run_scenario(name: str, fix: str, context: typer.Context) -> NoReturn:

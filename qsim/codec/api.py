@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qsim.checks import yes_or_no
+from qsim.codec import decode_kernels
 from qsim.codec import numba_kernels as kernels
 from qsim.codec.counts import CastCounts
 from qsim.codec.general import COUNTS, encode_flat, first_refused
@@ -199,7 +200,7 @@ def decode(
     values = out if direct and out is not None else np.empty(array.shape, np.float32)
     flat = np.ascontiguousarray(array, np.uint8).reshape(-1)
     table, into = decode_table(fmt), values.reshape(-1)
-    in_chunks(lambda start, stop: kernels.look_up(flat[start:stop], table, into[start:stop]), flat.size)
+    in_chunks(lambda start, stop: decode_kernels.look_up(flat[start:stop], table, into[start:stop]), flat.size)
     return _deliver(values, out)
 
 

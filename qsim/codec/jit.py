@@ -23,6 +23,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 from qsim._paths import numba_cache_dir, package_dir
 
@@ -189,3 +190,29 @@ def read_only(context: Any, array: Any) -> Any:
         return impl_ret_borrowed(target, builder, signature.return_type, arguments[0])
 
     return read(array.dtype, array.ndim)(array), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def stretch(context: Any, array: Any, start: Any, size: Any) -> Any:
+    """``size`` elements of a contiguous argument from its element ``start`` on, in C order, as one row of its own.
+
+    A slice, but one that counts no reference, checks no bound and may run over the ends of rows. Counting is an atomic
+    operation, and a block has some ten slices: as much time as its elements take. For arguments only, which the caller
+    keeps: an array made in the kernel may be gone before its stretch.
+    """
+
+    def build(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        whole = target.make_array(signature.args[0])(target, builder, arguments[0])
+        part = target.make_array(signature.return_type)(target, builder)
+        populate_array(
+            part,
+            data=builder.gep(whole.data, [arguments[1]]),
+            shape=[arguments[2]],
+            strides=[whole.itemsize],
+            itemsize=whole.itemsize,
+            meminfo=None,
+        )
+        return part._getvalue()
+
+    row = numba.types.Array(array.dtype, 1, "C", readonly=not array.mutable)
+    return row(array, numba.types.intp, numba.types.intp), build

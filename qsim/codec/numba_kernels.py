@@ -1,8 +1,7 @@
-"""Numba kernels of encode, decode and observe: bits in, bits out. Knows no policy, no shape rule, no error message.
+"""Numba kernels of encode, quantize and observe: bits in, bits out. Knows no policy, no shape rule, no error message.
 
-Contract: arrays are C-contiguous (inputs may be read-only), shapes are what the callers say; x is viewed as
-[R, P, L] (replica, row, element), a centre as [Q, Lc] with Lc either 1 or L, and ``row_of`` [R * P] names the
-centre's row of every row of x. Every constant and every step is wrapped: float32 with a Python number would become
+Contract: arrays are C-contiguous (inputs may be read-only), shapes are what the callers say; rows of x and of a centre
+are laid out as in ``rows_kernels``. Every constant and every step is wrapped: float32 with a Python number would become
 float64, uint32 with uint32 becomes uint64. fastmath is off, so nothing is contracted; sums of floats do not occur.
 """
 
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numba
 import numpy as np
 
-from qsim.codec.jit import helper, kernel, prefetch, read, write
+from qsim.codec.jit import helper, kernel, prefetch, read, read_only, stretch, write
+from qsim.codec.rows_kernels import LINE, SPAN, ask_ahead_of_span, centers_of, rows_together, spread_centers
 
 if TYPE_CHECKING:
     from qsim.arrays import F32, F64, I64, U8, U32
@@ -32,9 +32,6 @@ BLOCK = 256
 
 AHEAD = 1024
 """Elements that are asked for ahead of use: 4 KiB, the page that a hardware prefetcher does not cross into."""
-
-LINE = 16
-"""float32 numbers of a cache line."""
 
 _F4, _F8, _U1, _U4 = numba.float32, numba.float64, numba.uint8, numba.uint32
 _I8 = numba.int64
@@ -64,6 +61,12 @@ def encoder_constants(params: FormatParams, codes: CastCodes) -> U32:
         ],
         np.uint32,
     )
+
+
+@helper
+def is_finite(x: Any) -> Any:
+    """True for a float32 that is neither NaN nor Inf."""
+    return np.uint32(np.float32(x).view(np.uint32) & MAGNITUDE) < INF
 
 
 @helper
@@ -170,15 +173,15 @@ def _quantize_plain(x: Any, c: Any, s: Any, k: Any) -> Any:
 
 
 @helper
-def quantize_block(source: Any, centers: Any, s: Any, k: Any, target: Any, counts: Any) -> Any:
-    """Codes of one block into ``target``, counts added; the magnitude bits of its largest finite residual.
+def quantize_block(source: Any, centers: Any, s: Any, k: Any, target: Any) -> Any:
+    """Codes of one block into ``target``; the magnitude bits of its largest finite residual, and four counts.
 
     ``centers`` is one number for all, or one an element. The plain loop is right where every residual is finite;
     where one is not (or the scale is not, or the format has no -0) the block is gone over again with all cases.
     """
     top, saturated, flushed, nan, inf = ZERO, ZERO, ZERO, ZERO, ZERO
     one = centers.size == 1
-    plain = (np.uint32(np.float32(s).view(np.uint32) & MAGNITUDE) < INF) & (k[7] != ZERO)
+    plain = is_finite(s) & (k[7] != ZERO)
     if plain and one:
         c = centers[0]
         for i in range(source.size):
@@ -205,70 +208,39 @@ def quantize_block(source: Any, centers: Any, s: Any, k: Any, target: Any, count
             flushed = np.uint32(flushed + is_flush)
             nan = np.uint32(nan + is_nan)
             inf = np.uint32(inf + is_inf)
-    counts[0] += np.int64(saturated)
-    counts[1] += np.int64(flushed)
-    counts[2] += np.int64(nan)
-    counts[3] += np.int64(inf)
-    return top
+    return top, np.int64(saturated), np.int64(flushed), np.int64(nan), np.int64(inf)
 
 
 @kernel(
     read(_F4, 3), read(_F4, 2), read(_I8, 1), read(_F4, 1), read(_U4, 1), write(_U1, 3), write(_F4, 1), write(_I8, 2)
 )
 def quantize(x: F32, center: F32, row_of: I64, scale: F32, constants: U32, codes: U8, amax: F32, counts: I64) -> None:
-    """One pass: codes of RN(RN(x - center) * scale), amax of the residual, counts added.
+    """One pass: codes of RN(RN(x - center) * scale), amax of the residual, counts.
 
-    x, codes [R, P, L]; scale, amax [R]; counts [R, 4]: saturated, flushed, nan, inf.
+    x, codes [R, P, L]; scale, amax [R]; counts [4, R]: saturated, flushed, nan, inf.
     No centre is a centre of +0: x - (+0) is x in every bit, -0 included.
     """
     k = load(constants)
     replicas, rows, length = x.shape
+    group = rows_together(rows, length)
+    beside, owners = np.empty(group * length if group > 1 else 0, np.float32), np.full(group, -1, np.int64)
     for replica in range(replicas):
-        top = ZERO
-        for row in range(rows):
-            source, target = x[replica, row], codes[replica, row]
-            centers = center[row_of[replica * rows + row]]
-            for start in range(0, length, BLOCK):
-                ask_ahead(source, start)
-                stop = start + BLOCK
-                here = centers if centers.size == 1 else centers[start:stop]
-                block = quantize_block(source[start:stop], here, scale[replica], k, target[start:stop], counts[replica])
-                top = max(top, block)
+        top, saturated, flushed, nan, inf = ZERO, np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+        for row in range(replica * rows, (replica + 1) * rows, group):
+            size = min(group, (replica + 1) * rows - row) * length
+            if group > 1:
+                spread_centers(center, row_of, row, owners, length, beside)
+            for start in range(0, size, SPAN):
+                at, many = row * length + start, min(SPAN, size - start)
+                ask_ahead_of_span(x, at)
+                here = read_only(beside[:many]) if group > 1 else centers_of(center, row_of[row], start, many)
+                found = quantize_block(stretch(x, at, many), here, scale[replica], k, stretch(codes, at, many))
+                top = max(top, found[0])
+                saturated, flushed = saturated + found[1], flushed + found[2]
+                nan, inf = nan + found[3], inf + found[4]
         amax[replica] = np.uint32(top).view(np.float32)
-
-
-@kernel(read(_U1, 1), read(_F4, 1), write(_F4, 1))
-def look_up(codes: U8, table: F32, out: F32) -> None:
-    """out[i] = table[codes[i]], table [256]."""
-    for i in range(codes.size):
-        out[i] = table[codes[i]]
-
-
-@kernel(read(_U1, 3), read(_F4, 1), read(_F4, 1), read(_F4, 2), read(_I8, 1), write(_F4, 3))
-def decode(codes: U8, table: F32, descale: F32, center: F32, row_of: I64, out: F32) -> None:
-    """out = RN(RN(table[code] * descale) + center), NaN always as 0x7FC00000.
-
-    codes, out [R, P, L]; table [number of codes]; descale [R]. No centre is a centre of -0: v + (-0) is
-    v in every bit, for v = +0 and v = -0 too. The product depends on the code alone: computed once a code.
-    """
-    nan = np.uint32(QUIET_NAN).view(np.float32)
-    product = np.empty(table.size, np.float32)
-    replicas, rows, length = codes.shape
-    for replica in range(replicas):
-        for code in range(table.size):
-            product[code] = np.float32(table[code] * descale[replica])
-        for row in range(rows):
-            source, target = codes[replica, row], out[replica, row]
-            c_row = center[row_of[replica * rows + row]]
-            if c_row.size == 1:
-                c = c_row[0]
-                for i in range(length):
-                    v = np.float32(product[source[i]] + c)
-                    target[i] = v if v == v else nan
-            else:
-                for i in range(length):
-                    v = np.float32(product[source[i]] + c_row[i])
-                    target[i] = v if v == v else nan
+        counts[0, replica], counts[1, replica] = saturated, flushed
+        counts[2, replica], counts[3, replica] = nan, inf
 
 
 @helper
@@ -279,32 +251,50 @@ def _observe_one(x: Any, c: Any) -> Any:
     return r_mag if r_mag < INF else ZERO, ONE if x_mag > INF else ZERO, ONE if x_mag == INF else ZERO
 
 
+@helper
+def _observe_block(source: Any, centers: Any) -> Any:
+    """Magnitude bits of the largest finite residual of one block, and how many x are NaN and infinite."""
+    top, nan, inf = ZERO, ZERO, ZERO
+    one = centers.size == 1
+    if one:
+        c = centers[0]
+        for i in range(source.size):
+            mag = np.uint32(np.float32(np.float32(source[i] - c)).view(np.uint32) & MAGNITUDE)
+            top = np.uint32(max(np.int32(top), np.int32(mag)))
+    else:
+        for i in range(source.size):
+            mag = np.uint32(np.float32(np.float32(source[i] - centers[i])).view(np.uint32) & MAGNITUDE)
+            top = np.uint32(max(np.int32(top), np.int32(mag)))
+    if top >= INF:  # where x is NaN or infinite, so is its residual
+        top = ZERO
+        for i in range(source.size):
+            mag, is_nan, is_inf = _observe_one(source[i], centers[0] if one else centers[i])
+            top = max(top, mag)
+            nan = np.uint32(nan + is_nan)
+            inf = np.uint32(inf + is_inf)
+    return top, np.int64(nan), np.int64(inf)
+
+
 @kernel(read(_F4, 3), read(_F4, 2), read(_I8, 1), write(_F4, 1), write(_I8, 2))
 def observe(x: F32, center: F32, row_of: I64, amax: F32, counts: I64) -> None:
-    """amax [R] of RN(x - center), and counts [R, 2] of NaN and Inf in x."""
+    """amax [R] of RN(x - center), and counts [2, R] of NaN and Inf in x."""
     replicas, rows, length = x.shape
+    group = rows_together(rows, length)
+    beside, owners = np.empty(group * length if group > 1 else 0, np.float32), np.full(group, -1, np.int64)
     for replica in range(replicas):
-        top = ZERO
-        for row in range(rows):
-            source = x[replica, row]
-            c_row = center[row_of[replica * rows + row]]
-            nan, inf = ZERO, ZERO
-            if c_row.size == 1:
-                c = c_row[0]
-                for i in range(length):
-                    mag, is_nan, is_inf = _observe_one(source[i], c)
-                    top = max(top, mag)
-                    nan = np.uint32(nan + is_nan)
-                    inf = np.uint32(inf + is_inf)
-            else:
-                for i in range(length):
-                    mag, is_nan, is_inf = _observe_one(source[i], c_row[i])
-                    top = max(top, mag)
-                    nan = np.uint32(nan + is_nan)
-                    inf = np.uint32(inf + is_inf)
-            counts[replica, 0] += np.int64(nan)
-            counts[replica, 1] += np.int64(inf)
+        top, nan, inf = ZERO, np.int64(0), np.int64(0)
+        for row in range(replica * rows, (replica + 1) * rows, group):
+            size = min(group, (replica + 1) * rows - row) * length
+            if group > 1:
+                spread_centers(center, row_of, row, owners, length, beside)
+            for start in range(0, size, SPAN):
+                at, many = row * length + start, min(SPAN, size - start)
+                ask_ahead_of_span(x, at)
+                here = read_only(beside[:many]) if group > 1 else centers_of(center, row_of[row], start, many)
+                found = _observe_block(stretch(x, at, many), here)
+                top, nan, inf = max(top, found[0]), nan + found[1], inf + found[2]
         amax[replica] = np.uint32(top).view(np.float32)
+        counts[0, replica], counts[1, replica] = nan, inf
 
 
 @kernel(read(_F8, 1), write(_U4, 1))

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numba
 import numpy as np
 
-from qsim.codec.jit import helper, kernel, read, write
-from qsim.codec.numba_kernels import BLOCK, INF, MAGNITUDE, ZERO, ask_ahead
+from qsim.codec.jit import helper, kernel, read, stretch, write
+from qsim.codec.numba_kernels import INF, MAGNITUDE, ZERO
+from qsim.codec.rows_kernels import SPAN, ask_ahead_of_span
 
 if TYPE_CHECKING:
     from qsim.arrays import F32, F64, I32, I64, U32
@@ -27,9 +28,9 @@ _I4, _I8 = numba.int32, numba.int64
 def _top_of(source: Any) -> Any:
     """The largest magnitude of a row, NaN and Inf included."""
     best = ZERO
-    for start in range(0, source.size, BLOCK):
-        ask_ahead(source, start)
-        part = source[start : start + BLOCK]
+    for start in range(0, source.size, SPAN):
+        ask_ahead_of_span(source, start)
+        part = stretch(source, start, min(SPAN, source.size - start))
         for i in range(part.size):
             best = np.uint32(max(np.int32(best), np.int32(np.uint32(part[i] & MAGNITUDE))))
     return best
@@ -46,37 +47,55 @@ def _finite_part(source: Any) -> Any:
     return best, finite
 
 
+@helper
+def _one_a_row(x_bits: U32, slot_of: I64, top: U32, count: I64) -> None:
+    """``sums_amax`` where a row has one slot."""
+    for row in range(x_bits.shape[0]):
+        source = stretch(x_bits, row * x_bits.shape[1], x_bits.shape[1])
+        best, finite = _top_of(source), np.int64(source.size)
+        if best >= INF:
+            best, finite = _finite_part(source)
+        top[slot_of[row], 0] = max(top[slot_of[row], 0], best)
+        count[slot_of[row], 0] += finite
+
+
+@helper
+def _one_an_element(x_bits: U32, slot_of: I64, top: U32, count: I64) -> None:
+    """``sums_amax`` where an element of a row has a slot of its own."""
+    for row in range(x_bits.shape[0]):
+        source = stretch(x_bits, row * x_bits.shape[1], x_bits.shape[1])
+        slots, counts = top[slot_of[row]], count[slot_of[row]]
+        for i in range(source.size):
+            mag = np.uint32(source[i] & MAGNITUDE)
+            slots[i] = max(slots[i], mag if mag < INF else ZERO)
+            counts[i] += np.int64(1) if mag < INF else np.int64(0)
+
+
 @kernel(read(_U4, 2), read(_I8, 1), write(_U4, 2), write(_I8, 2))
 def sums_amax(x_bits: U32, slot_of: I64, top: U32, count: I64) -> None:
     """Largest finite magnitude (as bits) and number of finite elements of every slot.
 
-    x_bits [rows, L]; row p adds to slot row slot_of[p] of top, count [slots, Ls], Ls 1 or L.
+    x_bits [rows, L]; row p adds to slot row slot_of[p] of top, count [slots, Ls], Ls 1 or L; they are 0 before.
+    Where each element has a slot, all are taken for finite, and gone over again where one is not.
     """
     rows, length = x_bits.shape
-    finite_rows = np.zeros(count.shape[0], np.int64)
+    if top.shape[1] == 1:
+        _one_a_row(x_bits, slot_of, top, count)
+        return
+    rows_of_slot, best = np.zeros(top.shape[0], np.int64), ZERO
     for row in range(rows):
-        source = x_bits[row]
-        slot_top, slot_count = top[slot_of[row]], count[slot_of[row]]
-        best = _top_of(source)
-        if slot_top.size == 1:
-            finite = np.int64(length)
-            if best >= INF:
-                best, finite = _finite_part(source)
-            slot_top[0] = max(slot_top[0], best)
-            slot_count[0] += finite
-        elif best < INF:
-            finite_rows[slot_of[row]] += np.int64(1)
-            for i in range(length):
-                mag = np.uint32(source[i] & MAGNITUDE)
-                slot_top[i] = np.uint32(max(np.int32(slot_top[i]), np.int32(mag)))
-        else:
-            for i in range(length):
-                mag = np.uint32(source[i] & MAGNITUDE)
-                slot_top[i] = max(slot_top[i], mag if mag < INF else ZERO)
-                slot_count[i] += np.int64(1) if mag < INF else np.int64(0)
-    for slot in range(count.shape[0]):
-        for i in range(count.shape[1]):
-            count[slot, i] += finite_rows[slot]
+        rows_of_slot[slot_of[row]] += np.int64(1)
+        source, slots = stretch(x_bits, row * length, length), stretch(top, slot_of[row] * length, length)
+        for i in range(source.size):
+            slots[i] = np.uint32(max(np.int32(slots[i]), np.int32(np.uint32(source[i] & MAGNITUDE))))
+    for slot in range(top.shape[0]):
+        best = max(best, _top_of(stretch(top, slot * length, length)))
+    if best >= INF:
+        top[:, :] = ZERO
+        _one_an_element(x_bits, slot_of, top, count)
+        return
+    for slot in range(top.shape[0]):
+        count[slot, :] = rows_of_slot[slot]
 
 
 @kernel(read(_U4, 2), write(_I4, 2), write(_F8, 2))
@@ -109,16 +128,19 @@ def sums_total(x: F32, slot_of: I64, unit: F64, total: I64) -> None:
     rows, length = x.shape
     row = 0
     while row < rows:
-        slot, source = slot_of[row], x[row]
-        slot_unit, slot_total = unit[slot], total[slot]
-        if slot_total.size == 1:
-            u, acc = slot_unit[0], np.int64(0)
+        slot, at = slot_of[row], row * length
+        source = stretch(x, at, length)
+        if total.shape[1] == 1:
+            u, acc = unit[slot, 0], np.int64(0)
             for i in range(length):
                 acc += _units(source[i], u)
-            slot_total[0] += acc
+            total[slot, 0] += acc
             row += 1
-        elif (row + 4 <= rows) and (slot_of[row + 1] == slot) & (slot_of[row + 2] == slot) & (slot_of[row + 3] == slot):
-            second, third, fourth = x[row + 1], x[row + 2], x[row + 3]  # the slots are read and written once for four
+            continue
+        slot_unit, slot_total = stretch(unit, slot * length, length), stretch(total, slot * length, length)
+        if (row + 4 <= rows) and (slot_of[row + 1] == slot) & (slot_of[row + 2] == slot) & (slot_of[row + 3] == slot):
+            second, third = stretch(x, at + length, length), stretch(x, at + 2 * length, length)
+            fourth = stretch(x, at + 3 * length, length)  # the slots are read and written once for four
             for i in range(length):
                 u = slot_unit[i]
                 first_two = _units(source[i], u) + _units(second[i], u)
@@ -128,3 +150,30 @@ def sums_total(x: F32, slot_of: I64, unit: F64, total: I64) -> None:
             for i in range(length):
                 slot_total[i] += _units(source[i], slot_unit[i])
             row += 1
+
+
+@kernel(read(_I8, 1), read(_I4, 1), read(_I8, 1), write(_F4, 1))
+def sums_mean(total: I64, exponent: I32, count: I64, mean: F32) -> None:
+    """``qsim.codec.means.mean_of``, slot by slot: RN32(RN64(RN64(total) / count) * 2^(exponent - 40)), never -0."""
+    for i in range(total.size):
+        unit = np.int64(np.int64(np.int64(exponent[i]) + np.int64(983)) << np.int64(52)).view(np.float64)
+        quotient = np.float64(np.float64(total[i]) / np.float64(max(count[i], np.int64(1))))
+        found = np.float64(quotient * unit) if count[i] != 0 else np.float64(0)
+        mean[i] = np.float32(np.float32(found) + np.float32(0))
+
+
+@kernel(read(_I8, 1), read(_I4, 1), read(_I4, 1), write(_I8, 1))
+def sums_merge(total: I64, exponent: I32, common: I32, merged: I64) -> None:
+    """Add rint(total / 2^(common - exponent)), ties to even, to ``merged``: one part of ``means.merge_sums``.
+
+    common >= exponent. |total| <= 2^63, so from a shift of 64 on the quotient is at most one half, a tie to 0.
+    """
+    for i in range(total.size):
+        shift = np.int64(np.int64(common[i]) - np.int64(exponent[i]))
+        s = min(shift, np.int64(63))
+        floor = np.int64(total[i] >> s)
+        rest = np.int64(total[i] - np.int64(floor << s))
+        half = np.int64(np.int64(1) << max(s - np.int64(1), np.int64(0)))
+        up = (s > 0) and (rest > half or (rest == half and floor & np.int64(1) == 1))
+        if shift <= 63:
+            merged[i] += floor + (np.int64(1) if up else np.int64(0))

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from qsim.arrays import F32, U32, frozen
+from qsim.codec.decode_kernels import decoder_constants
 from qsim.codec.numba_kernels import encoder_constants
 from qsim.codec.oracle import decode_scalar
 from qsim.formats import CastPolicy, FloatFormat, RoundMode
@@ -36,3 +37,16 @@ def has_fast_kernel(fmt: FloatFormat, policy: CastPolicy) -> bool:
 def encoder_table(fmt: FloatFormat, policy: CastPolicy) -> U32:
     """What the encoding kernels read: format and policy as uint32 words."""
     return frozen(encoder_constants(fmt.params(), policy.codes(fmt)))
+
+
+@lru_cache(maxsize=256)
+def fast_encoder_table(fmt: FloatFormat, policy: CastPolicy) -> U32 | None:
+    """``encoder_table`` where ``has_fast_kernel``, else None: one look-up a cast."""
+    return encoder_table(fmt, policy) if has_fast_kernel(fmt, policy) else None
+
+
+@lru_cache(maxsize=64)
+def decoder_table(fmt: FloatFormat) -> tuple[U32, F32]:
+    """What ``decode_kernels.decode`` reads: a format as uint32 words, and the value of every code."""
+    params = fmt.params() if fmt.signed and fmt.has_zero else None
+    return frozen(decoder_constants(params, fmt.code_count)), decode_table(fmt)

@@ -12,7 +12,9 @@ from qsim.quant.operations import (
     begin_logical_quantization,
     commit_quant_observation,
     decode_for_consumer,
+    observation_of_cast,
     observe_for_future_state,
+    quantize_and_decode,
     quantize_with_snapshot,
 )
 from qsim.quant.recipes import CurrentScaling, DelayedScaling, Recipe
@@ -66,7 +68,9 @@ __all__ = [
     "descale_of",
     "make_recipe",
     "merge_observations",
+    "observation_of_cast",
     "observe_for_future_state",
+    "quantize_and_decode",
     "quantize_with_snapshot",
     "scale_from_amax",
 ]

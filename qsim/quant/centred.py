@@ -12,9 +12,10 @@ from typing import ClassVar
 import numpy as np
 
 from qsim.arrays import F32, Bool, frozen, per_lead
-from qsim.codec.means import Sums, mean_of
+from qsim.codec.means import Sums
 from qsim.codec.scaled.recipes import ScaleRecipe
 from qsim.errors import UsageError
+from qsim.quant.at_once import mean_at_once, scale_at_once
 from qsim.quant.identity import OpId, StateKey
 from qsim.quant.merging import is_bad
 from qsim.quant.recipes import Recipe
@@ -181,7 +182,7 @@ class CentredDelayedScaling(Recipe):
 
     def center_after(self, held: Metadata | None, sums: Sums) -> F32:
         """The centre that ``sums`` make of the one held, if they count: their mean, or the running mean."""
-        mean = mean_of(sums)
+        mean = mean_at_once(sums)
         if held is not None and held.center is not None and self.source is not CenterSource.CURRENT:
             _check_fit(held, mean)
         if self.source is not CenterSource.EMA:
@@ -198,11 +199,14 @@ class CentredDelayedScaling(Recipe):
         """``held`` with what follows from the observed tensor alone: a CURRENT centre, a CURRENT scale."""
         if self.source is CenterSource.CURRENT:
             assert observation.mean is not None, "a centred recipe observes a mean"
-            held = replace(held, center=frozen(mean_of(observation.mean)))
+            held = replace(held, center=frozen(mean_at_once(observation.mean)))
         if self.scale_source is ScaleSource.CURRENT:
-            ones = np.ones_like(held.scale)
-            scale, descale = self._in_hand(observation, bad=~self._counts(observation), otherwise=ones)
-            held = replace(held, scale=scale, descale=descale)
+            ones = np.ones(held.scale.shape, np.float32)
+            finite_counts = self.nonfinite_rule is NonFiniteRule.FINITE
+            scales = scale_at_once(self, observation, otherwise=ones, finite_counts=finite_counts)
+            if scales is None:
+                scales = self._in_hand(observation, bad=~self._counts(observation), otherwise=ones)
+            held = replace(held, scale=frozen(scales[0]), descale=frozen(scales[1]))
         return held
 
     def _counts(self, observation: QuantObservation) -> Bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
 from qsim.arrays import F32, FLT_MAX, I64, Bool, frozen
-from qsim.codec.means import merge_sums
 from qsim.errors import ProtocolViolation, UsageError
+from qsim.quant.at_once import merge_at_once
 from qsim.quant.identity import StateKey
 from qsim.quant.rules import MergeRule
 from qsim.quant.state import QuantObservation, frozen_arrays
@@ -61,7 +62,7 @@ def merge_observations(
     return QuantObservation(
         op=max(o.op for o in observations),
         amax=frozen(np.asarray(amax)),
-        mean=frozen_arrays(merge_sums(sums)) if sums else None,
+        mean=frozen_arrays(merge_at_once(sums)) if sums else None,
         count=_total([o.count for o in observations]),
         nan_count=_total([o.nan_count for o in observations]),
         inf_count=_total([o.inf_count for o in observations]),
@@ -75,7 +76,7 @@ def _merged(amaxes: Sequence[F32], rule: MergeRule) -> F32:
     if rule is MergeRule.LAST:
         return amaxes[-1]
     if rule in _BY_MAX:
-        return np.asarray(np.maximum.reduce(amaxes))
+        return np.asarray(reduce(np.maximum, amaxes))
     with np.errstate(over="ignore"):
         total = amaxes[0]
         for amax in amaxes[1:]:  # one by one: np.add.reduce may pair them, and then the order of rounding is its own
@@ -84,4 +85,4 @@ def _merged(amaxes: Sequence[F32], rule: MergeRule) -> F32:
 
 
 def _total(counts: Sequence[I64]) -> I64:
-    return frozen(np.asarray(np.add.reduce(counts), np.int64))
+    return frozen(np.asarray(reduce(np.add, counts), np.int64))

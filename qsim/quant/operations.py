@@ -8,22 +8,19 @@ no flag for recompute here: what is absent cannot be forgotten.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NoReturn
 
 import numpy as np
 
-from qsim.arrays import F32, AnyArray, frozen
-from qsim.backends.protocol import Backend, CastCounts, CastSpec, Sums
-from qsim.backends.scaling import count
-from qsim.codec.residual import QUIET_NAN, signed_residual
-from qsim.codec.scaled.recipes import TENSOR, ScaleRecipe
-from qsim.codec.scaled.refusals import RefusedError
-from qsim.codec.scaled.result import BlockCounts, ScaledCodes
-from qsim.errors import FormatError, ProtocolViolation, UsageError
+from qsim.arrays import F32, I64, frozen
+from qsim.backends.protocol import Backend, Cast, CastCounts, CastSpec, Sums
+from qsim.errors import ProtocolViolation, UsageError
 from qsim.formats import POLICIES, CastPolicy
 from qsim.philox import RandomStream
 from qsim.quant.identity import OpId, StateKey
 from qsim.quant.recipes import Recipe
+from qsim.quant.residual_blocks import cast_blocks, decode_blocks
 from qsim.quant.state import (
     Layout,
     Metadata,
@@ -37,6 +34,7 @@ from qsim.quant.state import (
 )
 
 DEFAULT_POLICY = POLICIES["ocp"]
+_FLOAT32 = np.dtype(np.float32)
 
 
 def _refuse(what: str, *, owner: StateKey, op: OpId, epoch: int, mend: str) -> NoReturn:
@@ -125,13 +123,38 @@ def quantize_with_snapshot(
     """
     center = _fitting_center(x, snapshot, snapshot.op)
     if snapshot.elements is not None:
-        return _cast_blocks(x, snapshot, snapshot.elements, center=center, backend=backend, policy=policy)
+        return cast_blocks(x, snapshot, snapshot.elements, center=center, backend=backend, policy=policy)
     cast = backend.quantize(x, snapshot.scale, center, CastSpec(fmt=snapshot.fmt, policy=policy, streams=streams))
+    return _paired(cast, x.shape, snapshot)
+
+
+def quantize_and_decode(
+    x: F32,
+    snapshot: QuantSnapshot,
+    *,
+    backend: Backend,
+    policy: CastPolicy = DEFAULT_POLICY,
+    streams: tuple[RandomStream, ...] = (),
+) -> tuple[QuantizedTensor, F32]:
+    """``quantize_with_snapshot``, and what its codes decode to with the same snapshot: float32, read-only.
+
+    For a consumer that is known beforehand to decode with the tensor's own metadata: one pass in place of two.
+    """
+    center = _fitting_center(x, snapshot, snapshot.op)
+    if snapshot.elements is not None:
+        tensor = quantize_with_snapshot(x, snapshot, backend=backend, policy=policy, streams=streams)
+        return tensor, frozen(decode_for_consumer(tensor, op=snapshot.op, backend=backend, policy=policy))
+    spec = CastSpec(fmt=snapshot.fmt, policy=policy, streams=streams)
+    cast, values = backend.quantize_and_decode(x, snapshot.scale, snapshot.descale, center, spec)
+    return _paired(cast, x.shape, snapshot), frozen(values)
+
+
+def _paired(cast: Cast, shape: tuple[int, ...], snapshot: QuantSnapshot) -> QuantizedTensor:
     return QuantizedTensor(
         codes=frozen(cast.codes),
         scales=None,
         layout=Layout.ONE_PER_BYTE,
-        shape=x.shape,
+        shape=shape,
         snapshot=snapshot,
         amax=frozen(cast.amax),
         counts=frozen_arrays(cast.counts),
@@ -187,10 +210,40 @@ def observe_for_future_state(
         op=op,
         amax=frozen(seen.amax),
         mean=None if sums is None else frozen_arrays(sums),
-        count=frozen(np.full(x.shape[:lead], math.prod(x.shape[lead:]), np.int64)),
+        count=_elements(x.shape, lead),
         nan_count=frozen(seen.nan_count),
         inf_count=frozen(seen.inf_count),
         about=about,
+    )
+
+
+@lru_cache(maxsize=256)
+def _elements(shape: tuple[int, ...], lead: int) -> I64:
+    """How many elements every replica of a tensor has, int64 [lead]."""
+    return frozen(np.full(shape[:lead], math.prod(shape[lead:]), np.int64))
+
+
+def observation_of_cast(tensor: QuantizedTensor, *, recipe: Recipe, op: OpId | None = None) -> QuantObservation | None:
+    """What ``observe_for_future_state`` finds about the cast's own snapshot, from what the cast saw; reads no tensor.
+
+    The amax of a cast is of the residual under its snapshot's centre, and its counts of NaN and Inf are of the tensor.
+    That is all where the recipe observes about this centre and asks for no mean. None where it asks for more, as every
+    centred recipe does, and for a cast without snapshot, without counts, or with block scales.
+    """
+    snapshot, counts = tensor.snapshot, tensor.counts
+    if snapshot is None or tensor.recipe is not None or not isinstance(counts, CastCounts):
+        return None
+    lead = snapshot.scale.ndim
+    if recipe.observes_next_center or recipe.mean_axes(len(tensor.shape), lead) is not None:
+        return None
+    return QuantObservation(
+        op=op or snapshot.op,
+        amax=tensor.amax,
+        mean=None,
+        count=_elements(tensor.shape, lead),
+        nan_count=counts.nan,
+        inf_count=counts.inf,
+        about=snapshot.epoch if recipe.centred else None,
     )
 
 
@@ -232,13 +285,13 @@ def decode_for_consumer(
         )  # fmt: skip
     center = center_over(snapshot, _columns(tensor.shape))
     if tensor.recipe is not None:
-        return _decode_blocks(tensor, tensor.recipe, lead=snapshot.scale.shape, center=center, backend=backend)
+        return decode_blocks(tensor, tensor.recipe, lead=snapshot.scale.shape, center=center, backend=backend)
     return backend.decode(tensor.codes, snapshot.descale, center, CastSpec(fmt=snapshot.fmt, policy=policy))
 
 
 def _fitting_center(x: F32, held: Metadata, op: OpId) -> F32 | None:
     lead = held.scale.shape
-    if x.dtype != np.float32 or x.shape[: len(lead)] != lead:
+    if x.dtype != _FLOAT32 or x.shape[: len(lead)] != lead:
         raise UsageError(f"tensor of {op} is {x.dtype}{list(x.shape)}; expected float32 with leading axes {list(lead)}")
     center = center_over(held, _columns(x.shape))
     if center is not None and not _broadcasts(center.shape, x.shape):
@@ -276,83 +329,3 @@ def _sums_of(x: F32, recipe: Recipe, lead: int, backend: Backend) -> Sums:
     sums = backend.observe(padded.reshape(*grid, block), None, lead=lead, mean_axes=axes).sums
     assert sums is not None, "mean_axes were given"
     return Sums(total=sums.total.reshape(grid), exponent=sums.exponent.reshape(grid), count=sums.count.reshape(grid))
-
-
-# ---- residuals by a block recipe ----------------------------------------------------------------------------
-
-
-def _cast_blocks(
-    x: F32, snapshot: QuantSnapshot, elements: ScaleRecipe, *, center: F32 | None, backend: Backend, policy: CastPolicy
-) -> QuantizedTensor:
-    """RN(x - center), each replica cast as a matrix [rows, columns]: its bits depend on no other replica."""
-    lead = snapshot.scale.shape
-    rest = x.shape[len(lead) :]
-    if not rest:
-        raise UsageError(f"elements {elements.name} of {snapshot.op}: tensor {list(x.shape)} has no columns to block")
-    x = backend.get(x)  # a residual of several replicas is cast one by one
-    r = x if center is None else signed_residual(x, center)
-    parts = []
-    for i, one in enumerate(r.reshape(math.prod(lead), math.prod(rest[:-1]), rest[-1])):
-        try:
-            parts.append(backend.quantize_blocks(np.ascontiguousarray(one), elements, policy))
-        except RefusedError as error:
-            numbers = i * one.size + np.arange(one.size).reshape(one.shape)
-            raise FormatError(error.refused.named(x, numbers, steps=" less its centre")) from None
-    grid = parts[0].scales.shape
-    if elements.block == TENSOR and grid == (1, 1):
-        grid = ()
-    elif elements.block.rows == 1:
-        grid = (*rest[:-1], grid[-1])
-    g = [part.tensor_scale for part in parts if part.tensor_scale is not None]
-    return QuantizedTensor(
-        codes=_stacked([part.codes for part in parts], x.shape),
-        scales=_stacked([part.scales for part in parts], (*lead, *grid)),
-        layout=Layout.ONE_PER_BYTE,
-        shape=x.shape,
-        snapshot=snapshot,
-        amax=_stacked([part.amax for part in parts], lead),
-        counts=CastCounts(
-            saturated=_stacked([np.asarray(part.counts.saturated, np.int64) for part in parts], lead),
-            flushed=_stacked([np.asarray(part.counts.flushed, np.int64) for part in parts], lead),
-            nan=frozen(count(np.isnan(x), lead)),
-            inf=frozen(count(np.isinf(x), lead)),
-        ),
-        recipe=elements,
-        tensor_scale=_stacked(g, lead) if g else None,
-    )
-
-
-def _decode_blocks(
-    tensor: QuantizedTensor, elements: ScaleRecipe, *, lead: tuple[int, ...], center: F32 | None, backend: Backend
-) -> F32:
-    """RN(decoded residual + center), replica by replica."""
-    assert tensor.scales is not None, "codes of a block recipe have its scales beside them"
-    replicas, rest = math.prod(lead), tensor.shape[len(lead) :]
-    shape = math.prod(rest[:-1]), rest[-1]
-    codes = backend.get(tensor.codes).reshape(replicas, *shape)
-    scales = tensor.scales.reshape(replicas, *elements.block.grid(shape))
-    g = None if tensor.tensor_scale is None else tensor.tensor_scale.reshape(replicas)
-    parts = [
-        backend.dequantize_blocks(
-            ScaledCodes(
-                codes=codes[i],
-                scales=scales[i],
-                tensor_scale=None if g is None else g[i : i + 1].reshape(()),
-                amax=np.zeros((), np.float32),
-                counts=BlockCounts(0, 0, 0, 0, 0),
-            ),
-            elements,
-        )
-        for i in range(replicas)
-    ]
-    out = np.stack(parts).reshape(tensor.shape)
-    if center is not None:
-        with np.errstate(over="ignore"):
-            out = out + center
-    return np.where(np.isnan(out), QUIET_NAN, np.asarray(out, np.float32))
-
-
-def _stacked(parts: list[AnyArray], shape: tuple[int, ...]) -> AnyArray:
-    """One read-only array of what the replicas have; without a replica axis, what the one has."""
-    stacked: AnyArray = np.stack(parts).reshape(shape)
-    return frozen(stacked)

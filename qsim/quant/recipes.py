@@ -18,6 +18,7 @@ from qsim.codec.means import Sums
 from qsim.codec.scaled.recipes import ScaleRecipe
 from qsim.errors import UsageError
 from qsim.formats import FloatFormat
+from qsim.quant.at_once import roll_at_once, scale_at_once
 from qsim.quant.identity import OpId, StateKey, TensorRole
 from qsim.quant.merging import merge_observations, written_amax
 from qsim.quant.rules import (
@@ -195,6 +196,21 @@ class Recipe(ABC):
 
     def _roll(self, live: QuantState, observation: QuantObservation) -> QuantState:
         """The next state without its centre: window rolled, scale and descale renewed, epoch + 1."""
+        history, scale, descale = roll_at_once(self, live, observation) or self._roll_by_masks(live, observation)
+        return QuantState(
+            owner=live.owner,
+            epoch=live.epoch + 1,
+            scale=frozen(scale),
+            descale=frozen(descale),
+            center=live.center,
+            amax_history=frozen(history),
+            last_commit=observation.op,
+            center_seen=live.center_seen,
+            center_block=live.center_block,
+        )
+
+    def _roll_by_masks(self, live: QuantState, observation: QuantObservation) -> tuple[F32, F32, F32]:
+        """Window, scale and descale after a commit: the definition, for every rule."""
         entry = self._entry(live, observation)
         still = entry == 0 if self.zero_rule is ZeroRule.SKIP else np.zeros_like(entry, np.bool_)
         if self.nonfinite_rule is NonFiniteRule.SKIP:
@@ -213,14 +229,7 @@ class Recipe(ABC):
             keeps = True
         if keeps:
             scale = np.where(still, used, scale)
-        return replace(
-            live,
-            epoch=live.epoch + 1,
-            scale=frozen(scale),
-            descale=frozen(descale_of(scale)),
-            amax_history=frozen(history),
-            last_commit=observation.op,
-        )
+        return history, scale, descale_of(scale)
 
     def _entry(self, live: QuantState, observation: QuantObservation) -> F32:
         """What would enter the window [lead]; with the NaN and Inf in it, unless the rule is FINITE."""
@@ -257,7 +266,7 @@ class Recipe(ABC):
         poison = np.where(np.isnan(written_amax(observation)), np.float32(np.nan), np.float32(np.inf))
         amax = np.where(bad, poison, observation.amax).astype(np.float32)
         scale = self._scale_of(amax, otherwise=otherwise, op=observation.op)
-        return frozen(scale), frozen(descale_of(scale))
+        return scale, descale_of(scale)
 
 
 def _check_merge(rule: MergeRule, *, amax_bound: float | None, decay: float | None) -> None:
@@ -311,5 +320,9 @@ class CurrentScaling(Recipe):
         return replace(self._roll(live, observation), scale=scale, descale=descale)
 
     def _of(self, live: QuantState, observation: QuantObservation) -> tuple[F32, F32]:
-        otherwise = np.ones_like(live.scale) if self.fallback is Fallback.ONE else live.scale
-        return self._in_hand(observation, bad=~np.isfinite(written_amax(observation)), otherwise=otherwise)
+        otherwise = np.ones(live.scale.shape, np.float32) if self.fallback is Fallback.ONE else live.scale
+        scales = scale_at_once(self, observation, otherwise=otherwise, finite_counts=False)
+        if scales is None:
+            bad = ~np.isfinite(written_amax(observation))
+            scales = self._in_hand(observation, bad=bad, otherwise=otherwise)
+        return frozen(scales[0]), frozen(scales[1])

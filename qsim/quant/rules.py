@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 
@@ -125,6 +126,12 @@ class Fallback(Enum):
     LIVE = "the scale of the last commit"  # MS-AMP
 
 
+@lru_cache(maxsize=256)
+def numerator_of(fmt: FloatFormat, margin: int) -> np.float32:
+    """fmt.max * 2^-margin, exact: what a scale is a quotient of."""
+    return np.float32(math.ldexp(fmt.max, -margin))
+
+
 def scale_from_amax(
     amax: F32,
     *,
@@ -140,7 +147,7 @@ def scale_from_amax(
     float32 [lead]. Source: Transformer Engine's delayed-scaling update. (flax, TE's JAX, torchao and MS-AMP have no
     FLT_MAX: there an amax below fmt.max / FLT_MAX gives Inf.) at_least: a smaller amax is taken as this.
     """
-    numerator = np.float32(math.ldexp(fmt.max, -margin))
+    numerator = numerator_of(fmt, margin)
     if at_least:
         amax = np.maximum(amax, np.float32(at_least))
     with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from qsim.arrays import F32, I64, U8, AnyArray, Bool, frozen, same_bits
+from qsim.arrays import F32, I64, U8, AnyArray, Bool, same_bits
 from qsim.backends.protocol import CastCounts, Sums
 from qsim.codec.scaled.recipes import ScaleRecipe
 from qsim.codec.scaled.result import BlockCounts
@@ -22,10 +22,13 @@ from qsim.quant.identity import OpId, StateKey
 Arrays = TypeVar("Arrays", Sums, CastCounts)
 
 
+_ARRAYS = {kind: tuple(field.name for field in fields(kind)) for kind in (Sums, CastCounts)}
+
+
 def frozen_arrays(value: Arrays) -> Arrays:
-    """``value`` itself, its arrays made read-only."""
-    for field in fields(value):
-        frozen(getattr(value, field.name))
+    """``value`` itself, its arrays made read-only: numpy arrays, on every backend."""
+    for name in _ARRAYS[type(value)]:
+        getattr(value, name).setflags(write=False)
     return value
 
 

@@ -28,7 +28,7 @@ PALETTE = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours of protocols, in their order: those of M. Okabe and K. Ito, told apart by colour-blind eyes."""
 TWIN = "#444444"
 """The colour of the correct twin, and of every run that is the twin to the bit."""
-CONTROL = "#9a9a9a"
+CONTROL = "#bdbdbd"
 """The colour of the run in high precision."""
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)))
 ROW = 0.13
@@ -172,7 +172,7 @@ def _draw_norms(ax: Any, steps: Any, traces: Sequence[_Trace], look: Mapping[str
     ax.set_yscale("log")
     ax.set_ylim(low, high)
     ax.set_ylabel("gradient norm", fontsize=9)
-    ax.tick_params(labelsize=8)
+    ax.tick_params(which="both", labelsize=8)  # a panel of less than a decade names its minor ticks
     ax.grid(True, color="0.92", linewidth=0.7)
     ax.spines[["top", "right", "bottom"]].set_visible(False)
 

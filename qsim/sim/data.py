@@ -33,7 +33,7 @@ from qsim.quant import (
     observe_for_future_state,
     quantize_with_snapshot,
 )
-from qsim.quant.operations import freeze
+from qsim.quant.operations import freeze, observation_of_cast, quantize_and_decode
 from qsim.sim.control import entry_of
 from qsim.sim.env import Env, Metadata
 from qsim.sim.events import (
@@ -49,7 +49,6 @@ from qsim.sim.events import (
     Fold,
     Load,
     LoadState,
-    Mode,
     Observe,
     Operand,
     Optimize,
@@ -85,11 +84,13 @@ most negative number in those without NaN."""
 
 class Data:
     """states: live states by owner (absent: initial). slots: values by name. queues: stashed values, oldest first.
-    mail: observations handed in to reductions. decoded: by slot of codes, what they were last decoded to, and with
-    which metadata: no part of the state, it saves a second decode of the same.
+    mail: observations handed in to reductions.
+
+    decoded, cast: by slot of codes what they were last decoded to, and with which metadata; the newest cast with its
+    tensor and snapshot. Both are no part of the state: they save a second look at the same arrays.
     """
 
-    __slots__ = ("decoded", "mail", "queues", "slots", "states")
+    __slots__ = ("cast", "decoded", "mail", "queues", "slots", "states")
 
     def __init__(self) -> None:
         """Nothing anywhere."""
@@ -98,12 +99,14 @@ class Data:
         self.queues: dict[str, tuple[tuple[OpId, Any], ...]] = {}
         self.mail: dict[str, tuple[QuantObservation, ...]] = {}
         self.decoded: dict[Slot, tuple[QuantizedTensor, Metadata, Metadata | None, F32]] = {}
+        self.cast: tuple[F32, QuantSnapshot, QuantizedTensor] | None = None
 
     def copy(self) -> Data:
         """Another one in the same state; all that they share is immutable."""
         made = Data()
         made.states, made.slots = self.states.copy(), self.slots.copy()
-        made.queues, made.mail, made.decoded = self.queues.copy(), self.mail.copy(), self.decoded.copy()
+        made.queues, made.mail = self.queues.copy(), self.mail.copy()
+        made.decoded, made.cast = self.decoded.copy(), self.cast
         return made
 
     def state(self, cell: StateKey, env: Env, op: OpId | None = None) -> QuantState:
@@ -146,17 +149,32 @@ def _begin(d: Data, e: Begin, env: Env) -> None:
 
 
 def _quantize(d: Data, e: Quantize, env: Env) -> None:
-    d.slots[e.out] = _cast(take(d, e.src, env.tensors), take(d, e.by, QuantSnapshot), e.op, e.mode, env)
+    x, snapshot = take(d, e.src, env.tensors), take(d, e.by, QuantSnapshot)
+    if not e.mode.enabled:
+        d.slots[e.out] = x
+        return
+    if e.mode.fmt:
+        snapshot = replace(snapshot, fmt=get_format(e.mode.fmt))
+    streams = env.words(e.op, e.mode.bits)
+    if env.ahead:
+        made, values = quantize_and_decode(x, snapshot, backend=env.backend, policy=env.policy, streams=streams)
+        d.decoded[e.out] = made, snapshot, snapshot if snapshot.center is not None else None, values
+    else:
+        made = quantize_with_snapshot(x, snapshot, backend=env.backend, policy=env.policy, streams=streams)
+    d.slots[e.out] = made
+    d.cast = x, snapshot, made
 
 
 def _observe(d: Data, e: Observe, env: Env) -> None:
+    x, recipe = take(d, e.src, env.tensors), env.recipe_of(e.op.role_id)
+    snapshot = None if e.by is None else take(d, e.by, QuantSnapshot)
+    if d.cast is not None and d.cast[0] is x and d.cast[1] is snapshot:
+        seen = observation_of_cast(d.cast[2], recipe=recipe, op=e.op)  # equal in every bit to a look at the tensor
+        if seen is not None:
+            d.slots[e.into] = seen
+            return
     d.slots[e.into] = observe_for_future_state(
-        take(d, e.src, env.tensors),
-        snapshot=None if e.by is None else take(d, e.by, QuantSnapshot),
-        recipe=env.recipe_of(e.op.role_id),
-        backend=env.backend,
-        op=e.op,
-        lead=len(env.lead),
+        x, snapshot=snapshot, recipe=recipe, backend=env.backend, op=e.op, lead=len(env.lead)
     )
 
 
@@ -222,7 +240,7 @@ def _save_state(d: Data, e: SaveState, env: Env) -> None:
 
 def _restart(d: Data, e: Restart, env: Env) -> None:
     d.slots = {name: d.slots[name] for name in e.keep}
-    d.states, d.queues, d.mail, d.decoded = {}, {}, {}, {}
+    d.states, d.queues, d.mail, d.decoded, d.cast = {}, {}, {}, {}, None
 
 
 def _load_state(d: Data, e: LoadState, env: Env) -> None:
@@ -269,19 +287,12 @@ def holding(x: F32, content: Content) -> F32:
             return frozen(poisoned)
 
 
-def _cast(x: F32, snapshot: QuantSnapshot, op: OpId, mode: Mode, env: Env) -> F32 | QuantizedTensor:
-    """The codes of ``x`` in a context; ``x`` itself where low precision is off."""
-    if not mode.enabled:
-        return x
-    if mode.fmt:
-        snapshot = replace(snapshot, fmt=get_format(mode.fmt))
-    streams = env.words(op, mode.bits)
-    return quantize_with_snapshot(x, snapshot, backend=env.backend, policy=env.policy, streams=streams)
-
-
 def _advanced(data: Data, live: QuantState, event: Commit | Store, env: Env) -> QuantState:
     """The successor of ``live``, by the rules of this commit."""
-    recipe = _by_rules(env.recipe_of(event.op.role_id), event.fold)
+    recipe, fold = env.recipe_of(event.op.role_id), event.fold
+    own = recipe.merge_rule is fold.merge and recipe.zero_rule is fold.zero and fold.amount is None
+    if not (own and recipe.nonfinite_rule is fold.nonfinite):
+        recipe = _by_rules(recipe, fold)
     return recipe.advance(live, recipe.merge([take(data, name, QuantObservation) for name in event.obs]))
 
 

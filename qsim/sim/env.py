@@ -30,7 +30,8 @@ class Env:
     takes the plain float32 BLAS product, whose bits depend on the machine. seeds: of stochastic rounding, one a
     replica; none where the policy draws nothing. recipes: of roles that have one of their own, ``recipe`` serves all
     others. nodes: the table of Compute events. product: (name, left, right) -> out in place of the plain products of
-    matrices. Holds no state.
+    matrices. ahead: a cast decodes its own codes in the same pass, for whoever will decode with its snapshot: faster
+    where nearly everybody does. Holds no state.
     """
 
     load: Callable[[OpId], F32]
@@ -43,6 +44,7 @@ class Env:
     recipes: Mapping[int, Recipe] = field(default_factory=dict)
     nodes: Mapping[str, NodeFunction] = field(default_factory=dict)
     product: Callable[[str, F32, F32], F32] | None = None
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         if len(self.lead) != 1 or self.lead[0] < 1:

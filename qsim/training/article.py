@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from qsim.errors import UsageError
-from qsim.training.config import HIGH_PRECISION, LoopParams, QuantParams, TrainConfig
+from qsim.training.config import CORRECT, HIGH_PRECISION, RECOMPUTED, LoopParams, QuantParams, TrainConfig
 from qsim.training.log import MatchedPoint, TrainLog
+from qsim.training.mechanism import RowSums, row_sums
 from qsim.training.run import train
 
 SPIKE = 3.0
@@ -80,6 +81,17 @@ _ALL = (
     ),
 )
 CONTROLS: Mapping[str, Control] = MappingProxyType({control.name: control for control in _ALL})
+
+
+def mechanism(config: TrainConfig = SUSPECT, seed: int = 0) -> Mapping[str, RowSums]:
+    """Row sums of one seed under suspicion, in the correct protocol, and with attention computed again whole."""
+    whole = msgspec.structs.replace(config.model, statistics=RECOMPUTED)
+    runs = {
+        "unpaired and mutating, LSE saved": config,
+        "correct, LSE saved": msgspec.structs.replace(config, defect=CORRECT),
+        "unpaired and mutating, LSE computed again": msgspec.structs.replace(config, model=whole),
+    }
+    return {name: row_sums(one, (seed,)) for name, one in runs.items()}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ CORRECT, HIGH_PRECISION = "correct", "high_precision"
 CONTROLS = (CORRECT, HIGH_PRECISION)
 JOIN = "+"
 """Between defects that are put on a run one after the other, the left one first."""
+BUILTIN, SCRATCH = "builtin", "scratch"
+"""Checkpoints by name: the trained model that ships, and parameters drawn from the seed."""
 SAVED, RECOMPUTED = "saved", "recomputed"
 """Attention statistics: forward's log-sum-exp and output are kept for backward, or both are computed again."""
 
@@ -18,7 +20,9 @@ class ModelParams(msgspec.Struct, frozen=True, kw_only=True):
 
     context: tokens of a sequence. activation: "swiglu" or "gelu". statistics: of attention, "saved" or "recomputed".
     half: type that recomputed attention probabilities and gradients of activations are rounded to: "float32", "float16"
-    or "bfloat16".
+    or "bfloat16". key_mean: how often the mean of all keys of a microbatch (by channel) is added to each of them: every
+    row of the logits moves as a whole, so attention stays what it is, while |mean| / sigma of the keys grows by 1 +
+    key_mean.
     """
 
     layers: int = 8
@@ -29,6 +33,7 @@ class ModelParams(msgspec.Struct, frozen=True, kw_only=True):
     activation: str = "swiglu"
     statistics: str = SAVED
     half: str = "float32"
+    key_mean: float = 0.0
 
 
 class QuantParams(msgspec.Struct, frozen=True, kw_only=True):

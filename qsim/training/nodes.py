@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qsim import nn
-from qsim.arrays import F32, F64, AnyArray, Bool
+from qsim.arrays import F32, AnyArray
 from qsim.nn import Arithmetic, Dims, Hyper, OptimizerState, StepReport
 from qsim.quant import OpId
 from qsim.sim.env import NodeFunction
@@ -33,6 +33,7 @@ class Nodes:
     """Everything that a graph's events call. half: type that recomputed probabilities and gradients of activations are
     rounded to. mode: "exact", "blas" or "tf32". warm: the first step whose update changes something. names: of the
     parameters, in the order in which the update gets them. held: what the optimizer goes on from; None: from nothing.
+    key_mean: see ``ModelParams``.
     """
 
     arithmetic: Arithmetic
@@ -45,6 +46,7 @@ class Nodes:
     loss_scale: float
     names: tuple[str, ...]
     held: OptimizerState | None = None
+    key_mean: float = 0.0
 
     @property
     def heads(self) -> Heads:
@@ -72,9 +74,9 @@ class Nodes:
             return node
 
         return {
-            "add": plain(lambda x, y: x + y),
+            "add": plain(_added),
             "pass": lambda at, *values: values,
-            "split": plain(nn.split3),
+            "split": self._split,
             "split.backward": plain(nn.join3),
             "rmsnorm": plain(nn.rmsnorm, a, d),
             "rmsnorm.backward": plain(nn.rmsnorm_backward, a, d),
@@ -99,6 +101,13 @@ class Nodes:
 
     def _embed_backward(self, at: OpId, data: AnyArray, dh: F32) -> tuple[F32, ...]:
         return nn.embed_backward(self.arithmetic, self.dims, data[..., :-1], dh)
+
+    def _split(self, at: OpId, x: F32) -> tuple[F32, ...]:
+        q, k, v = (self.arithmetic.xp.ascontiguousarray(part) for part in nn.split3(x))
+        if self.key_mean:  # the gradient of what is added is 0: the gradients of a row of logits add up to 0
+            mean = self.arithmetic.total(k, 1) / x.dtype.type(self.dims.tokens)
+            k = k + mean[:, None] * x.dtype.type(self.key_mean)
+        return q, k, v
 
     def _softmax(self, at: OpId, s: F32) -> tuple[F32, ...]:
         p, lse = nn.softmax(self.arithmetic, self.dims, self.heads.square(s))
@@ -140,4 +149,7 @@ class Nodes:
         return dict(zip(self.names, values, strict=True))
 
 
-__all__ = ["F64", "Bool", "Nodes", "Report"]
+@np.errstate(all="ignore")
+def _added(x: F32, y: F32) -> F32:
+    """RN(x + y)."""
+    return x + y

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from qsim.errors import StudyError
 from qsim.formats import POLICIES, get_format
 from qsim.quant import Recipe, TensorRole, make_recipe
 from qsim.quant.centred import CenterAxis, CenterSource
-from qsim.record import Record
 from qsim.sim import (
     FIXES,
     PRESETS,
@@ -18,7 +20,6 @@ from qsim.sim import (
     Defect,
     Order,
     ScheduleSpec,
-    Violation,
     broken,
     build_case,
     get_defect,
@@ -40,17 +41,16 @@ ATTENTION_ROLES = {
 
 
 class TrainPlan(NamedTuple):
-    """What no number decides: the schedule, what happens in it, what it breaks and is expected to break."""
+    """What no number decides: the schedule, the commits of every owner, what it breaks and is expected to break.
+
+    violations: their number. Records are not kept: a run has tens of thousands.
+    """
 
     case: Case
-    records: tuple[Record, ...]
-    violations: tuple[Violation, ...]
+    commits: Mapping[str, int]
+    violations: int
+    broken: tuple[str, ...]
     expected: tuple[str, ...]
-
-    @property
-    def broken(self) -> tuple[str, ...]:
-        """The invariants that it breaks, by name."""
-        return in_order(broken(self.violations))
 
 
 def _shaped(protocol: str) -> tuple[tuple[Defect, str], ...]:
@@ -119,7 +119,7 @@ def plan_of(config: TrainConfig) -> TrainPlan:
     return _plan(config.model, quant, config.loop, config.defect, config.fix)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=12)
 def _plan(model: ModelParams, quant: QuantParams, loop: LoopParams, name: str, fix: str) -> TrainPlan:
     defects = _shaped(name)
     preset = PRESETS["none" if name == HIGH_PRECISION else loop.preset]
@@ -145,4 +145,6 @@ def _plan(model: ModelParams, quant: QuantParams, loop: LoopParams, name: str, f
     if fix:  # a right fix leaves nothing, at most what the preset breaks by itself; of a wrong one nothing is foretold
         right = all(fix in defect.fixes for defect, _ in defects)
         expected = frozenset() if right else broken(violations)
-    return TrainPlan(case, records, violations, in_order(expected))
+    commits = Counter(record.owner for record in records if record.kind in ("commit", "store"))
+    found = in_order(broken(violations))
+    return TrainPlan(case, MappingProxyType(commits), len(violations), found, in_order(expected))

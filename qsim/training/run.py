@@ -31,7 +31,7 @@ from qsim.training.plan import POLICY, TrainPlan, plan_of
 from qsim.training.start import parameters_of
 from qsim.training.telemetry import log_step, scales_of
 from qsim.training.text import Text, open_text
-from qsim.training.watch import Casts, Matched
+from qsim.training.watch import Casts, Matched, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,11 @@ def train(config: TrainConfig, seeds: Sequence[int]) -> TrainLog:
     return train_on(config, seeds).log
 
 
-def train_on(config: TrainConfig, seeds: Sequence[int], state: RunState | None = None) -> Trained:
+def train_on(
+    config: TrainConfig, seeds: Sequence[int], state: RunState | None = None, *, watch: Sequence[Watcher] = ()
+) -> Trained:
     """``train``, from a state on if one is given: its parameters in place of a checkpoint, its step first, no warm
-    steps. In two parts a run has the same bits as in one.
+    steps. In two parts a run has the same bits as in one. watch: who else looks at the run while it goes by.
     """
     if not seeds:
         raise UsageError("train without seeds; give at least one")
@@ -100,7 +102,7 @@ def train_on(config: TrainConfig, seeds: Sequence[int], state: RunState | None =
         params=parameters_of(config, seeds) if state is None else state.params,
     )  # fmt: skip
     nodes = nodes_of(config, None if state is None else state.held)
-    run = _Run(config, env_of(config, plan, source, nodes), len(seeds))
+    run = _Run(config, env_of(config, plan, source, nodes), len(seeds), watch)
     run.data.states.update({} if state is None else state.states)
     run.go(plan)
     return Trained(run.log(plan, source), run.state(nodes.names))
@@ -121,6 +123,7 @@ def nodes_of(config: TrainConfig, held: OptimizerState | None = None) -> Nodes:
         loss_scale=config.optimizer.loss_scale,
         names=tuple(shapes(model)),
         held=held,
+        key_mean=model.key_mean,
     )
 
 
@@ -137,30 +140,29 @@ def env_of(config: TrainConfig, plan: TrainPlan, source: Source, nodes: Nodes) -
     return Env(
         load=source.load, backend=nodes.arithmetic.backend, recipe=plan.case.recipe, policy=POLICY,
         lead=(len(source.seeds),), reproducible=nodes.arithmetic.exact, recipes=dict(plan.case.recipes),
-        nodes=nodes.table(), product=nodes.product,
+        nodes=nodes.table(), product=nodes.product, ahead=True,
     )  # fmt: skip
 
 
 class _Run:
     """One run under way."""
 
-    def __init__(self, config: TrainConfig, env: Env, replicas: int) -> None:
+    def __init__(self, config: TrainConfig, env: Env, replicas: int, watch: Sequence[Watcher]) -> None:
         self.config, self.env = config, env
         self.data = Data()
         warm = config.loop.warm_steps
         self.first = config.loop.first + warm
         self.matched = Matched([warm + step for step in config.loop.matched], warm, env)
         self.casts = Casts(replicas)
+        self.watch: list[Watcher] = [self.casts, *([self.matched] if config.loop.matched else []), *watch]
         self.steps: list[StepLog] = []
 
     def go(self, plan: TrainPlan) -> None:
         """All events."""
-        data, env, look, count = self.data, self.env, self.matched.look, self.casts.look
-        watched = bool(self.config.loop.matched)
+        data, env, looks = self.data, self.env, [watcher.look for watcher in self.watch]
         for event in plan.case.schedule:
             apply(data, event, env)
-            count(event, data)
-            if watched:
+            for look in looks:
                 look(event, data)
             if isinstance(event, Compute) and event.phase is Phase.UPDATE and REPORT in event.outs:
                 self._stepped(data)
@@ -182,19 +184,15 @@ class _Run:
 
     def log(self, plan: TrainPlan, source: Source) -> TrainLog:
         """What is left at the end."""
-        commits: dict[str, int] = {}
-        for record in plan.records:
-            if record.kind in ("commit", "store"):
-                commits[record.owner] = commits.get(record.owner, 0) + 1
         return TrainLog(
             seeds=source.seeds,
             steps=tuple(self.steps),
             matched=tuple(self.matched.found),
             scales=scales_of(self.data),
-            commits=commits,
+            commits=dict(plan.commits),
             broken=plan.broken,
             expected=plan.expected,
-            violations=len(plan.violations),
+            violations=plan.violations,
             digest=digests(self.steps, len(source.seeds)),
             final_loss=_held_out(self.config, self.data, source),
         )

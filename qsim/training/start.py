@@ -10,11 +10,9 @@ import numpy as np
 from qsim._paths import sample_checkpoint
 from qsim.arrays import F32, frozen
 from qsim.errors import InputError, StudyError
-from qsim.training.config import TrainConfig
+from qsim.training.config import BUILTIN, SCRATCH, TrainConfig
 from qsim.training.model import drawn, shapes, spread
 from qsim.training.weights import load_weights, require
-
-BUILTIN, SCRATCH = "builtin", "scratch"
 
 
 def parameters_of(config: TrainConfig, seeds: Sequence[int]) -> Mapping[str, F32]:

@@ -64,7 +64,20 @@ def test_the_correct_protocol_breaks_nothing_and_keeps_nothing(name: str) -> Non
     control = Control()
     for event in plan.case.schedule:
         apply(control, event)
-    kept = {"param", "held", "report", "obs", "obs.f", "obs.b", "obs.e", "obs.group", "cache", "cache.snap", "checkpoint"}
+    kept = {
+        "param",
+        "held",
+        "report",
+        "obs",
+        "obs.f",
+        "obs.b",
+        "obs.e",
+        "obs.r",
+        "obs.group",
+        "cache",
+        "cache.snap",
+        "checkpoint",
+    }
     assert set() == {name.split("/")[0] for name in control.slots} - kept
     assert not any(control.queues.values())
 

@@ -5,7 +5,7 @@ from qsim.sim.schedule.graph import DATA, HELD, Block, Graph, Node, Product
 from qsim.sim.schedule.order import Kind, Pass, parts_of, passes_of
 from qsim.sim.schedule.process import CHECKPOINT
 from qsim.sim.schedule.spec import GROUPS, Body, Feature, Linear, Order, ScheduleSpec, Scores, SpecError, features_of
-from qsim.sim.schedule.walk import REPORT, grad_slot, param_slot, value_slot
+from qsim.sim.schedule.walk import PASS, REPORT, grad_slot, param_slot, value_slot
 from qsim.sim.schedule.writer import OTHER_FORMAT, queue_of, slot
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "GROUPS",
     "HELD",
     "OTHER_FORMAT",
+    "PASS",
     "REPORT",
     "Block",
     "Body",

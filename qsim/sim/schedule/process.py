@@ -25,7 +25,7 @@ def taken_back(part: list[Event], cells: tuple[StateKey, ...], walker: Walker | 
     if walker is None:
         return [save, *part, load]
     copies, there, back = _copied(walker.kept())
-    return [save, there, *part, load, back, Drop(Phase.UPDATE, copies)]
+    return [there, save, *part, load, back, Drop(Phase.UPDATE, copies)]
 
 
 def restarted(cells: tuple[StateKey, ...], walker: Walker | None) -> list[Event]:

@@ -99,6 +99,7 @@ class ModelTable(Table):
     activation: Annotated[str, Word(("swiglu", "gelu"))] = _MODEL.activation
     statistics: Annotated[str, Word((SAVED, RECOMPUTED))] = _MODEL.statistics
     half: Annotated[str, Word(("float32", "float16", "bfloat16"))] = _MODEL.half
+    key_mean: Annotated[float, Real()] = _MODEL.key_mean
 
 
 class QuantTable(Table):
@@ -146,7 +147,7 @@ class WorkloadTable(Table):
 
 
 class LoopTable(Table):
-    """LoopParams; matched may also be a number: so many of the first steps."""
+    """LoopParams of a run from its start; matched may also be a number: so many of the first steps."""
 
     steps: Annotated[int, _Steps] = _LOOP.steps
     warm_steps: Annotated[int, Whole(0, 2**16)] = _LOOP.warm_steps

@@ -11,6 +11,8 @@ from qsim.sim.defects.model import rewritten
 from qsim.sim.events import (
     Begin,
     Commit,
+    Compute,
+    Drop,
     Event,
     LoadState,
     Observe,
@@ -24,6 +26,7 @@ from qsim.sim.events import (
 )
 from qsim.sim.invariants import unit_of
 from qsim.sim.presets import Cadence
+from qsim.sim.schedule import PASS
 
 _Unit = tuple[StateKey, tuple[int, ...]]
 
@@ -206,6 +209,14 @@ def save_everything(case: Case) -> Case:
     return rewritten(case, schedule)
 
 
+def _before_copies(schedule: list[Event]) -> int:
+    """Where a checkpoint is read back: before a model is brought back from its copy."""
+    at = len(schedule)
+    while isinstance(event := schedule[at - 1], Drop) or (isinstance(event, Compute) and event.node == PASS):
+        at -= 1
+    return at
+
+
 def rollback(case: Case) -> Case:
     """A step that is run again starts from the checkpoint that was written before it."""
     schedule: list[Event] = []
@@ -217,7 +228,7 @@ def rollback(case: Case) -> Case:
         elif isinstance(event, (LoadState, Restart)):
             saved = None
         elif saved is not None and event == first and schedule[-1] is not saved:
-            schedule.append(LoadState(saved.phase, saved.into))
+            schedule.insert(_before_copies(schedule), LoadState(saved.phase, saved.into))
             saved = None
         schedule.append(event)
     return rewritten(case, schedule)
