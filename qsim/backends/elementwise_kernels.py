@@ -97,21 +97,32 @@ def log_wide(x: Any) -> Any:
     return e * LN2_UPPER + (TWO * s + (s * z * p + e * LN2_LOWER))
 
 
+@helper
+def exp_one(x: Any) -> Any:
+    """e^x of a float32 x, rounded once; of NaN 7fc00000."""
+    y = np.float32(exp_wide(np.float64(x)))
+    return y if x == x else QUIET_NAN
+
+
+@helper
+def log_one(x: Any) -> Any:
+    """ln x of a float32 x, rounded once; of a negative number or NaN 7fc00000."""
+    v = np.float64(x)
+    y = np.float32(log_wide(v))
+    y = y if v < INF else np.float32(v)
+    y = y if v != ZERO else np.float32(-INF)
+    return y if v >= ZERO else QUIET_NAN
+
+
 @kernel(read(_F4, 1), write(_F4, 1))
 def exp(x: F32, out: F32) -> None:
-    """out[i] = e^x[i], rounded once; see ``elementwise.exp``."""
+    """out[i] = e^x[i]; see ``elementwise.exp``."""
     for i in range(x.size):
-        v = x[i]
-        y = np.float32(exp_wide(np.float64(v)))
-        out[i] = y if v == v else QUIET_NAN
+        out[i] = exp_one(x[i])
 
 
 @kernel(read(_F4, 1), write(_F4, 1))
 def log(x: F32, out: F32) -> None:
-    """out[i] = ln x[i], rounded once; see ``elementwise.log``."""
+    """out[i] = ln x[i]; see ``elementwise.log``."""
     for i in range(x.size):
-        v = np.float64(x[i])
-        y = np.float32(log_wide(v))
-        y = y if v < INF else np.float32(v)
-        y = y if v != ZERO else np.float32(-INF)
-        out[i] = y if v >= ZERO else QUIET_NAN
+        out[i] = log_one(x[i])

@@ -12,6 +12,7 @@ from qsim.backends.checks import as_float32
 from qsim.backends.protocol import Finish
 
 if TYPE_CHECKING:
+    from qsim.backends.fused import FusedNodes
     from qsim.gemm.epilogue import Epilogue
     from qsim.gemm.models import TensorCoreModel
     from qsim.gemm.products import Accumulator
@@ -25,6 +26,11 @@ class HostBackend:
     def xp(self) -> Any:
         """numpy."""
         return np
+
+    @property
+    def fused(self) -> FusedNodes | None:
+        """None; see ``Backend.fused``."""
+        return None
 
     def put(self, x: AnyArray) -> AnyArray:
         """``x`` itself; see ``Backend.put``."""

@@ -41,6 +41,7 @@ from qsim.formats import CastPolicy
 from qsim.philox import RandomStream
 
 if TYPE_CHECKING:
+    from qsim.backends.fused import FusedNodes
     from qsim.gemm.epilogue import Epilogue
     from qsim.gemm.models import TensorCoreModel
     from qsim.gemm.products import Accumulator
@@ -90,6 +91,11 @@ class KernelBackend:
     def xp(self) -> Any:
         """Module of the arrays that ``put`` makes."""
         return self._place.xp
+
+    @property
+    def fused(self) -> FusedNodes | None:
+        """None; see ``Backend.fused``."""
+        return None
 
     def put(self, x: AnyArray) -> Any:
         """``x`` where the kernels run; see ``Backend.put``."""

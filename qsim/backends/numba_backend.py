@@ -21,6 +21,7 @@ from qsim.backends.checks import (
     rows_without_partner,
     streams_of,
 )
+from qsim.backends.fused import FusedNodes
 from qsim.backends.host import HostBackend
 from qsim.backends.numba_sums import sums_of
 from qsim.backends.parts import Part, for_each_part, on_one_thread
@@ -42,11 +43,18 @@ from qsim.philox import RandomStream
 _NOTHING_TO_SUBTRACT = np.zeros((1, 1), np.float32)
 _NOTHING_TO_ADD = np.full((1, 1), -0.0, np.float32)
 
+_FUSED = FusedNodes()
+
 
 class NumbaBackend(HostBackend):
     """Fused kernels, large arrays on several threads; equal to ``OracleBackend`` bit for bit."""
 
     name = "numba"
+
+    @property
+    def fused(self) -> FusedNodes | None:
+        """All of them; see ``Backend.fused``."""
+        return _FUSED
 
     def quantize(self, x: F32, scale: F32, center: F32 | None, spec: CastSpec) -> Cast:
         """Encode RN(RN(x - center) * scale); see ``Backend.quantize``."""

@@ -22,6 +22,7 @@ from qsim.formats import CastPolicy, FloatFormat
 from qsim.philox import RandomStream
 
 if TYPE_CHECKING:
+    from qsim.backends.fused import FusedNodes
     from qsim.gemm.epilogue import Epilogue
     from qsim.gemm.models import TensorCoreModel
     from qsim.gemm.products import Accumulator
@@ -86,6 +87,11 @@ class Backend(Protocol):
     @property
     def xp(self) -> Any:
         """Module of this backend's arrays: numpy, or cupy."""
+        ...
+
+    @property
+    def fused(self) -> FusedNodes | None:
+        """Nodes of a decoder that run faster here than their array formulas, with the same bits; None: none do."""
         ...
 
     def put(self, x: AnyArray) -> Any:

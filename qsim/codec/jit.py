@@ -150,6 +150,11 @@ def helper(function: F) -> F:
     return cast("F", numba.njit(**OPTIONS)(function))
 
 
+def inlined(function: F) -> F:
+    """A helper whose body goes into its kernel even where LLVM would call it: a row is shorter than a call is dear."""
+    return cast("F", numba.njit(forceinline=True, **OPTIONS)(function))
+
+
 def read(dtype: Any, ndim: int) -> Any:
     """Type of a contiguous array that a kernel reads."""
     return numba.types.Array(dtype, ndim, "C", readonly=True)

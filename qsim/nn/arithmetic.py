@@ -8,13 +8,18 @@ from others or from Inf: processors differ in its sign.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qsim.arrays import F32, F64, AnyArray
 from qsim.backends import Backend
 from qsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from qsim.backends.fused import FusedNodes
+
+_FLOAT32 = np.dtype(np.float32)
 
 _SHORT = 16
 """Length at which an axis that lies close in memory is laid across: shorter inner loops cost more than the copy."""
@@ -25,7 +30,8 @@ class Arithmetic:
     """A backend and a promise. Arrays are float32; without ``exact`` they may be float64, and stay so.
 
     exact: products are exact sums rounded once, exp and log are ``Backend``'s, sums go by halves. Without it they are
-    the array module's own, in the arrays' dtype: faster, and other bits on another machine.
+    the array module's own, in the arrays' dtype: faster, and other bits on another machine. The nodes that the backend
+    has fused are exact with ``exact`` and without it.
     """
 
     backend: Backend
@@ -35,6 +41,11 @@ class Arithmetic:
     def xp(self) -> Any:
         """Module of the arrays."""
         return self.backend.xp
+
+    def fused(self, *arrays: AnyArray) -> FusedNodes | None:
+        """The backend's fused nodes if it has them and every array is float32; else the array formula is the node."""
+        nodes = self.backend.fused
+        return nodes if nodes is not None and all(x.dtype == _FLOAT32 for x in arrays) else None
 
     def product(self, a: F32, b: F32) -> F32:
         """a [..., T, K] @ b [..., K, O]."""

@@ -45,6 +45,9 @@ def softmax(A: Arithmetic, D: Dims, s: F32) -> tuple[F32, F32]:
 
     With t = s scale: p = e^(t - max) / total, lse = max + ln(total), over the keys not behind the query.
     """
+    fused = A.fused(s)
+    if fused is not None:
+        return fused.softmax(s, _scale(D, s))
     keep, minus_inf = _mask(A.xp, D.context, s.dtype)
     t = s * _scale(D, s)
     words = t.view(keep.dtype)
@@ -66,6 +69,9 @@ def probabilities(A: Arithmetic, D: Dims, s: F32, lse: F32) -> F32:
 
     Where s is not what the lse was made of, a row need not add up to 1, and p may be Inf: that is the result.
     """
+    fused = A.fused(s, lse)
+    if fused is not None:
+        return fused.probabilities(s, lse, _scale(D, s))
     keep, _ = _mask(A.xp, D.context, s.dtype)
     t = s * _scale(D, s)
     t -= lse[..., None]
@@ -82,6 +88,9 @@ def softmax_backward(A: Arithmetic, D: Dims, p: F32, dp: F32, do: F32, o: F32) -
     dp = do v^T is of p's shape; do and o [R, N, d] are the gradient and the output of attention, and delta [R, B, H, T]
     is the sum of do o over a head: where p is what made o it equals the sum of p dp over keys (Dao et al., 2022).
     """
+    fused = A.fused(p, dp, do, o)
+    if fused is not None:
+        return fused.softmax_backward(p, dp, do, o, _scale(D, p))
     keep, _ = _mask(A.xp, D.context, p.dtype)
     by_head = (do * o).reshape(o.shape[0], D.batch, D.context, D.heads, D.head_width)
     delta = A.total(by_head, -1).swapaxes(2, 3)

@@ -22,6 +22,9 @@ FLAT = 32.0
 @np.errstate(all="ignore")
 def swiglu(A: Arithmetic, u: F32) -> F32:
     """silu(a) b of u = [a, b]: [R, N, 2h] -> [R, N, h]; silu(a) = a s(a) (Shazeer, 2020)."""
+    fused = A.fused(u)
+    if fused is not None:
+        return fused.swiglu(u)
     a, b = _halves(u)
     g = _logistic(A, a)
     g *= a
@@ -32,6 +35,9 @@ def swiglu(A: Arithmetic, u: F32) -> F32:
 @np.errstate(all="ignore")
 def swiglu_backward(A: Arithmetic, u: F32, dg: F32) -> F32:
     """du [R, N, 2h] of dg [R, N, h]: da = dg b (s + silu (1 - s)), db = dg silu."""
+    fused = A.fused(u, dg)
+    if fused is not None:
+        return fused.swiglu_backward(u, dg)
     a, b = _halves(u)
     s = _logistic(A, a)
     silu = a * s

@@ -98,18 +98,27 @@ def gathered(xp: Any, tensors: Mapping[str, F32], layout: Layout, factor: F32 | 
     """
     if isinstance(tensors, Flat) and tensors.layout is layout:
         return tensors if factor is None else Flat(buffer=tensors.buffer * factor[:, None], layout=layout)
-    if tensors.keys() != layout.shapes.keys():
-        raise UsageError(f"tensors {sorted(tensors.keys() ^ layout.shapes.keys())} are on one side only")
+    check_tensors(tensors, layout)
     first = next(iter(tensors.values()))
-    replicas, dtype = len(first), first.dtype
-    buffer = xp.empty((replicas, layout.columns), dtype)
+    replicas = len(first)
+    buffer = xp.empty((replicas, layout.columns), first.dtype)
     for name, x in tensors.items():
         shape, start = layout.shapes[name], layout.starts[name]
-        if x.shape != (replicas, *shape) or x.dtype != dtype:
-            raise UsageError(f"{name} is {x.dtype} {tuple(x.shape)}; it should be {dtype} {(replicas, *shape)}")
         place = buffer[:, start : start + math.prod(shape)]
         if factor is None:
             place[...] = x.reshape(replicas, -1)
         else:
             xp.multiply(x.reshape(replicas, -1), factor[:, None], out=place)
     return Flat(buffer=buffer if factor is not None else frozen(buffer), layout=layout)
+
+
+def check_tensors(tensors: Mapping[str, F32], layout: Layout) -> None:
+    """UsageError: other names, shapes or dtypes than the layout and the first tensor have."""
+    if tensors.keys() != layout.shapes.keys():
+        raise UsageError(f"tensors {sorted(tensors.keys() ^ layout.shapes.keys())} are on one side only")
+    first = next(iter(tensors.values()))
+    replicas, dtype = len(first), first.dtype
+    for name, x in tensors.items():
+        if x.shape != (replicas, *layout.shapes[name]) or x.dtype != dtype:
+            shape = (replicas, *layout.shapes[name])
+            raise UsageError(f"{name} is {x.dtype} {tuple(x.shape)}; it should be {dtype} {shape}")

@@ -16,6 +16,9 @@ def cross_entropy(A: Arithmetic, D: Dims, logits: F32, targets: AnyArray) -> tup
     loss is the mean over tokens of (max - logit of the target) + ln(total), in nats; the gradient is (p - one-hot) / N,
     not scaled.
     """
+    fused = A.fused(logits)
+    if fused is not None:
+        return fused.cross_entropy(logits, targets)
     replicas, tokens = len(logits), D.tokens
     number = logits.dtype.type
     top = A.largest(logits, -1)

@@ -16,6 +16,9 @@ from qsim.nn.dims import Dims
 @np.errstate(all="ignore")
 def rmsnorm(A: Arithmetic, D: Dims, x: F32, g: F32) -> F32:
     """RN(RN(x * r) * g)."""
+    fused = A.fused(x, g)
+    if fused is not None:
+        return fused.rmsnorm(x, g, np.float32(D.eps))
     y = x * _reciprocal_root(A, D, x)
     y *= g[:, None]
     return y
@@ -27,6 +30,9 @@ def rmsnorm_backward(A: Arithmetic, D: Dims, x: F32, g: F32, dy: F32) -> tuple[F
 
     With n = x r and w = dy g: dx = (w - n mean(w n)) r, dg = the sum of dy n over tokens.
     """
+    fused = A.fused(x, g, dy)
+    if fused is not None:
+        return fused.rmsnorm_backward(x, g, dy, np.float32(D.eps))
     r = _reciprocal_root(A, D, x)
     n = x * r
     dg = A.total(dy * n, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,10 @@ from qsim.arrays import F32, F64, I64, Bool, frozen
 from qsim.checks import whole_number
 from qsim.errors import UsageError
 from qsim.nn.arithmetic import Arithmetic
-from qsim.nn.flat import Flat, gathered, layout_of
+from qsim.nn.flat import Flat, Layout, check_tensors, gathered, layout_of
+
+if TYPE_CHECKING:
+    from qsim.backends.fused import FusedNodes
 
 KINDS = ("adamw", "sgd")
 
@@ -146,28 +149,38 @@ def update(
     clip) are float64, rounded once. Not enabled: params and state as they came.
     """
     xp, layout = A.xp, layout_of(params)
-    g = gathered(xp, grads, layout, np.float32(1) / state.loss_scale)
-    squares = _squares(A, g)
-    norm: F64 = xp.sqrt(A.total64(xp.stack([squares[name] for name in params], axis=1), 1))
+    unscale = np.float32(1) / state.loss_scale
+    fused = A.fused(*params.values(), *grads.values(), unscale) if hyper.kind == "adamw" else None
+    if fused is None:
+        g = gathered(xp, grads, layout, unscale)
+        squares = _squares(A, g)
+        table: F64 = xp.stack([squares[name] for name in params], axis=1)
+    else:
+        check_tensors(grads, layout)
+        table = fused.squares([grads[name] for name in params], unscale)
+    norm: F64 = xp.sqrt(A.total64(table, 1))
     finite: Bool = xp.isfinite(norm)
     shrink = xp.minimum(1.0, hyper.clip / (norm + CLIP_EPS)) if hyper.clip else xp.ones_like(norm)
     rise = xp.minimum(1.0, (state.applied + 1) / hyper.warmup) if hyper.warmup else xp.ones_like(norm)
     lr: F32 = (hyper.lr * rise).astype(np.float32)
     report = StepReport(
         norm=norm, lr=lr, clipped=finite & (shrink < 1.0), skipped=~finite, finite=finite, loss_scale=state.loss_scale,
-        norms={name: xp.sqrt(squares[name]) for name in params},
+        norms=dict(zip(params, xp.sqrt(table).T, strict=True)),
     )  # fmt: skip
     if not enabled:
         return params, state, report
-    if hyper.clip:
-        buffer = g.buffer  # made by ``gathered`` for this call
-        buffer *= _column(shrink, buffer)
     state = replace(
         _scale_moved(xp, hyper, state, finite),
         applied=state.applied + finite,
         power1=xp.where(finite, state.power1 * hyper.beta1, state.power1),
         power2=xp.where(finite, state.power2 * hyper.beta2, state.power2),
     )
+    if fused is not None:
+        of_gradient = unscale, shrink.astype(np.float32)
+        return *_adamw_fused(fused, hyper, params, grads, layout, state, report, of_gradient), report
+    if hyper.clip:
+        buffer = g.buffer  # made by ``gathered`` for this call
+        buffer *= _column(shrink, buffer)
     old = gathered(xp, params, layout)
     step = _adamw if hyper.kind == "adamw" else _sgd
     moved, state = step(xp, hyper, old, g, state, report)
@@ -196,6 +209,29 @@ def _scale_moved(xp: Any, hyper: Hyper, state: OptimizerState, finite: Bool) -> 
     return replace(state, loss_scale=scale, good=xp.where(grows, 0, good))
 
 
+def _adamw_fused(
+    fused: FusedNodes, hyper: Hyper, params: Mapping[str, F32], grads: Mapping[str, F32], layout: Layout,
+    state: OptimizerState, report: StepReport, of_gradient: tuple[F32, F32],
+) -> tuple[Flat, OptimizerState]:  # fmt: skip
+    """``_adamw`` in one pass. of_gradient: the two factors of a gradient."""
+    m, v = (gathered(np, x, layout) for x in (state.m, state.v))
+    a, e = _corrections(np, hyper, state, report)
+    out = fused.adamw(
+        [(layout.starts[name], p, grads[name]) for name, p in params.items()], m.buffer, v.buffer,
+        factors=np.array([*of_gradient, a, e], np.float32), kept=_kept(hyper, report.lr).astype(np.float32),
+        betas=np.array([hyper.beta1, 1.0 - hyper.beta1, hyper.beta2, 1.0 - hyper.beta2], np.float32),
+        matrices=layout.matrices, skipped=report.skipped,
+    )  # fmt: skip
+    p1, m1, v1 = (Flat(buffer=frozen(x), layout=layout) for x in out)
+    return p1, replace(state, m=m1, v=v1)
+
+
+def _corrections(xp: Any, hyper: Hyper, state: OptimizerState, report: StepReport) -> tuple[F64, F64]:
+    """a and e of ``_adamw``, a replica."""
+    root = xp.sqrt(1.0 - state.power2)
+    return report.lr * root / (1.0 - state.power1), hyper.eps * root
+
+
 def _adamw(
     xp: Any, hyper: Hyper, p: Flat, g: Flat, state: OptimizerState, report: StepReport
 ) -> tuple[Flat, OptimizerState]:
@@ -206,9 +242,7 @@ def _adamw(
     """
     number = p.buffer.dtype.type
     m, v = (gathered(xp, x, p.layout).buffer for x in (state.m, state.v))
-    root = xp.sqrt(1.0 - state.power2)
-    a = _column(report.lr * root / (1.0 - state.power1), p.buffer)
-    e = _column(hyper.eps * root, p.buffer)
+    a, e = (_column(x, p.buffer) for x in _corrections(xp, hyper, state, report))
     p1, m1, v1, part = xp.empty((4, *p.buffer.shape), p.buffer.dtype)  # one allocation: its pages come as large ones
     xp.multiply(m, number(hyper.beta1), out=m1)
     xp.multiply(g.buffer, number(1.0 - hyper.beta1), out=part)
@@ -245,8 +279,13 @@ def _decay(xp: Any, hyper: Hyper, p: Flat, lr: F32, *, out: F32) -> None:
     """out = parameters times 1 - lr weight_decay where they are matrices."""
     split = p.layout.matrices
     out[:, :split] = p.buffer[:, :split]
-    kept = _column(1.0 - lr.astype(np.float64) * hyper.weight_decay, p.buffer)
-    xp.multiply(p.buffer[:, split:], kept, out=out[:, split:])
+    xp.multiply(p.buffer[:, split:], _column(_kept(hyper, lr), p.buffer), out=out[:, split:])
+
+
+def _kept(hyper: Hyper, lr: F32) -> F64:
+    """What decay leaves of a matrix, a replica."""
+    kept: F64 = 1.0 - lr.astype(np.float64) * hyper.weight_decay
+    return kept
 
 
 def _column(x: Any, like: F32) -> F32:

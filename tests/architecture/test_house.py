@@ -64,7 +64,7 @@ def test_no_source_keeps_global_random_state() -> None:
 
 def test_kernels_live_in_files_whose_text_is_in_the_cache_folders_name() -> None:
     """``jit.source_digest`` reads *kernels.py: machine code of another text must not be loaded."""
-    users = [p for p in SOURCES if re.search(r"^@(?:kernel|helper|cached)\b", p.read_text(), re.MULTILINE)]
+    users = [p for p in SOURCES if re.search(r"^@(?:kernel|helper|inlined|cached)\b", p.read_text(), re.MULTILINE)]
     assert len(users) > 5
     assert [] == [str(p.relative_to(ROOT)) for p in users if not p.name.endswith("kernels.py")]
     assert {p.relative_to(ROOT / "qsim").parts[0] for p in users} == set(KERNEL_ROOMS)
