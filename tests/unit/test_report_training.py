@@ -64,7 +64,7 @@ def naive() -> TrainLog:
         norms(SKIPS),
         digest=["n"] * SEEDS,
         scales={"shared": [1.0] * SEEDS},
-        commits={"shared": 40, "L0": 0},
+        commits={"shared": 40, "other": 0},
         final_loss=[NAN, 1.75, 1.75, INF, 1.625],
         matched=[point(s, f"p{p}", [False] * SEEDS) for s in range(2) for p in range(4)],
         broken=["I1", "I4"],
@@ -162,7 +162,7 @@ def test_a_row_holds_what_the_seeds_of_a_protocol_came_to() -> None:
         "log2 drift median": "-",
         "log2 drift largest": "-",
         "commits made/due": "40/40",
-        "owners off": "3 of 3",
+        "owners off": "3 of 4",
         "tokens applied": "2,048 of 51,200",
     }
     assert expected == {heading: cell for (name, heading), cell in found.items() if name == bad}
@@ -417,7 +417,9 @@ def test_there_is_a_flat_row_for_each_protocol_setting_and_seed() -> None:
 
 
 def test_the_csv_reads_back_to_the_same_bits() -> None:
-    rows = study()
+    awkward = run([[0.1, 0.3, 1e-45], [1.0, 3.0, 7.0]], final_loss=[0.1, 5e-324], digest=["a", "b"])
+    base = run([[0.7, 0.7, 0.7], [3.0, 7.0, 9.0]], final_loss=[0.3, 0.0])
+    rows = [*study(), TrainingRow("p, q", 'a "setting"', measure_training(awkward, base))]
     lines = list(csv.DictReader(io.StringIO(training_csv(rows))))
     for line, row in zip(lines, training_rows(rows), strict=True):
         for key, value in row.items():
@@ -471,6 +473,14 @@ def test_traces_show_every_nonfinite_and_skipped_step_with_its_share_of_seeds() 
     assert (0, 1) == strip.get_ylim() == rug.get_ylim()
 
 
+def test_a_run_that_is_the_twin_to_the_bit_is_drawn_once_and_named() -> None:
+    fig = drawn(study(), traces_figure)
+    drawn_lines = [line.get_color() for line in fig.axes[0].lines if len(line.get_xdata()) == STEPS]
+    assert [TWIN, PALETTE[0], PALETTE[1]] == drawn_lines
+    names = [text.get_text().replace("\n", " ") for text in fig.legends[0].get_texts()]
+    assert ["correct twin, correct protocol", "D05 whole_model_state + naive snapshot", "D01 [timing]"] == names
+
+
 def test_each_protocol_has_a_row_of_its_own_in_the_strips_and_none_is_said() -> None:
     base = run([[1.0] * 3] * 2)
     runs = [run([[INF, 1.0, 1.0], [1.0] * 3], digest=["a"] * 2), run([[1.0] * 3, [1.0, NAN, INF]], digest=["b"] * 2)]
@@ -514,6 +524,10 @@ def test_a_run_of_nothing_finite_and_a_norm_of_zero_are_drawn() -> None:
     body, strip, _ = panel([TrainingRow("p", "", measure_training(run([[INF, INF]], digest=["a"]), base))])
     assert [1.0, 1.0] == [height for _, height, _, _ in marks(strip)]
     assert [body.get_ylim()[0], 1.0] == list(body.lines[0].get_ydata())
+    nothing = measure_training(run([[INF]], digest=["a"]), run([[INF]]))
+    body, strip, _ = panel([TrainingRow("p", "", nothing)])
+    assert [(1.0, TWIN), (1.0, PALETTE[0])] == [(height, colour) for _, height, _, colour in marks(strip)]
+    assert (0.1, 10.0) == body.get_ylim()
 
 
 def steps_of(fig: Any, protocol: str, look: Any, ax: int = 0) -> list[tuple[float, float]]:
@@ -570,6 +584,17 @@ def test_the_heatmap_names_the_skips_of_every_seed_and_hatches_what_was_not_fini
     assert [[0.0, 0.0], [0.96, None], [0.0, None]] == values.tolist()
     assert (0.0, 1.0) == ax.collections[0].get_clim()
     assert 3.0 == ax.get_ylim()[0]  # first protocol on top
+    assert "D05 whole_model_state + naive\nsnapshot" == ax.get_yticklabels()[1].get_text()
+    assert ["FP4, H = 1", "FP8"] == [label.get_text() for label in ax.get_xticklabels()]
+
+
+def test_the_heatmap_leaves_out_no_seed_and_wraps_its_settings() -> None:
+    base = run([[1.0] * 3] * 7)
+    bad = run([[INF] * n + [1.0] * (3 - n) for n in (0, 1, 2, 3, 0, 1, 2)], digest=["a"] * 7)
+    setting = "mean-centred along channels, spread 2^2"
+    ax = drawn([TrainingRow("p", setting, measure_training(bad, base))], skips_figure).axes[0]
+    assert ["0 1 2 3 0\n1 2\nof 3"] == [text.get_text() for text in ax.texts]
+    assert "mean-centred along\nchannels, spread 2^2" == ax.get_xticklabels()[0].get_text()
 
 
 @pytest.mark.parametrize(
