@@ -88,7 +88,10 @@ def put_row(t: Any, at: Any, below: Any, keys: Any, p: Any, to: Any, context: An
 
 @inlined
 def put_scores(s: Any, at: Any, keys: Any, scale: Any, t: Any, to: Any) -> Any:
-    """A row of t = s scale less its largest, which is returned; -Inf where its last vector goes on."""
+    """A row of t = s scale less its largest, which is returned.
+
+    Rows of t lie end to end. What the last vector writes behind a row is noise, and the next row overwrites it.
+    """
     factor, top = every(scale), every(MINUS_INF)
     for j in range(0, keys, LANES):
         scaled = load_some(s, at + j, keys - j, MINUS_INF) * factor
@@ -105,7 +108,7 @@ def put_scores(s: Any, at: Any, keys: Any, scale: Any, t: Any, to: Any) -> Any:
 def total_of(t: Any, at: Any, keys: Any, context: Any, row: Any) -> Any:
     """The sum of t[at : at + keys] and the +0 of masked keys behind them, by halves."""
     for j in range(0, keys, LANES):
-        store(load(t, at + j), row, j)
+        store(kept(load(t, at + j), keys - j), row, j)
     for j in range(padded(keys), context, LANES):
         store(every(ZERO), row, j)
     return halved(row, context)
@@ -116,8 +119,8 @@ def softmax(s: F32, scale: np.float32, p: F32, lse: F32) -> None:
     """s, p [rows * T]; lse [rows]: see ``qsim.nn.attention.softmax``."""
     rows = lse.size
     context = s.size // rows
-    block = rows_at_once(padded(context))
-    t, top = np.empty(block * padded(context), np.float32), np.empty(block, np.float32)
+    block = rows_at_once(context)
+    t, top = np.empty(block * context + LANES, np.float32), np.empty(block, np.float32)
     row = np.empty(padded(context) + LANES, np.float32)
     for first in range(0, rows, block):
         last, at = min(first + block, rows), 0
@@ -126,14 +129,14 @@ def softmax(s: F32, scale: np.float32, p: F32, lse: F32) -> None:
             top[i - first] = put_scores(s, i * context, keys, scale, t, at)
             ask(s, (i + block) * context, keys)
             ask(p, i * context, context)
-            at += padded(keys)
+            at += keys
         exp_all(t, at)
         at = 0
         for i in range(first, last):
             keys = i % context + 1
             lse[i] = total_of(t, at, keys, context, row)
             put_row(t, at, lse[i], keys, p, i * context, context)
-            at += padded(keys)
+            at += keys
         for i in range(first, last):
             lse[i] = log_one(lse[i]) + top[i - first]
 
@@ -143,8 +146,8 @@ def probabilities(s: F32, lse: F32, scale: np.float32, p: F32) -> None:
     """s, p [rows * T]; lse [rows]: see ``qsim.nn.attention.probabilities``."""
     rows = lse.size
     context = s.size // rows
-    block = rows_at_once(padded(context))
-    t = np.empty(block * padded(context), np.float32)
+    block = rows_at_once(context)
+    t = np.empty(block * context + LANES, np.float32)
     factor = every(scale)
     for first in range(0, rows, block):
         last, at = min(first + block, rows), 0
@@ -154,7 +157,7 @@ def probabilities(s: F32, lse: F32, scale: np.float32, p: F32) -> None:
                 store(load_some(s, i * context + j, keys - j, MINUS_INF) * factor - away, t, at + j)
             ask(s, (i + block) * context, keys)
             ask(p, i * context, context)
-            at += padded(keys)
+            at += keys
         exp_all(t, at)
         at = 0
         for i in range(first, last):
@@ -163,7 +166,7 @@ def probabilities(s: F32, lse: F32, scale: np.float32, p: F32) -> None:
                 store_some(kept(load(t, at + j), keys - j), p, to + j, context - j)
             for j in range(padded(keys), context, LANES):
                 store_some(every(ZERO), p, to + j, context - j)
-            at += padded(keys)
+            at += keys
 
 
 @kernel(read(_F4, 1), read(_F4, 1), read(_F4, 1), read(_F4, 1), _I8, _I8, _F4, write(_F4, 1))
