@@ -1,8 +1,8 @@
 """Digests of the article's study that every machine must reproduce.
 
 One run of each protocol of ``studies/article.toml``, seed 0, its first steps: sha256 over loss, gradient norm and skip
-of every step. A change of any bit in text, checkpoint, nodes, products, codecs, recipes or optimizer shows here; one that
-is meant is written into the CHANGELOG with the new digests.
+of every step. A change of any bit in text, checkpoint, nodes, products, codecs, recipes or optimizer shows here; one
+that is meant is written into the CHANGELOG with the new digests.
 """
 
 from __future__ import annotations
