@@ -108,12 +108,97 @@ class Array:
         return int(self.get())
 
     def __getitem__(self, key: Any) -> Array:
-        return self._like(self._own[key])
+        return self._like(self._own[self._bare(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, np.ndarray):
             raise TypeError("non-scalar numpy.ndarray cannot be used for fill")
-        self._own[key] = value._own if isinstance(value, Array) else value
+        self._own[self._bare(key)] = value._own if isinstance(value, Array) else value
+
+
+    # What nodes of a model do with arrays besides: as CuPy has it, never together with an array of the host.
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **how: Any) -> Any:
+        made = getattr(ufunc, method)(*map(self._bare, args), **{k: self._bare(v) for k, v in how.items()})
+        return how["out"][0] if "out" in how else self._wrapped(made)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, how: Any) -> Any:
+        bare = [self._bare(arg) for arg in args]
+        return self._wrapped(function(*bare, **{k: self._bare(v) for k, v in how.items()}))
+
+    def _bare(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.ndim:
+            raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._bare, value))
+        return value._own if isinstance(value, Array) else value
+
+    def _wrapped(self, value: Any) -> Any:
+        return self._like(np.asarray(value)) if isinstance(value, (np.ndarray, np.generic)) else value
+
+    def __getattr__(self, name: str) -> Any:
+        """Other methods and operators, by numpy's own."""
+        if name.startswith("__") or name not in ("all", "any", "max", "min", "mean", "transpose", "ravel", "argmax"):
+            raise AttributeError(name)
+        return lambda *args, **how: self._wrapped(getattr(self._own, name)(*map(self._bare, args), **how))
+
+    @property
+    def T(self) -> Array:  # noqa: N802 - as in CuPy
+        return self._like(self._own.T)
+
+    def _in_place(self, operate: Any, other: Any) -> Array:
+        operate(self._own, self._bare(other), out=self._own)
+        return self
+
+    def __iadd__(self, other: Any) -> Array:
+        return self._in_place(np.add, other)
+
+    def __isub__(self, other: Any) -> Array:
+        return self._in_place(np.subtract, other)
+
+    def __imul__(self, other: Any) -> Array:
+        return self._in_place(np.multiply, other)
+
+    def __itruediv__(self, other: Any) -> Array:
+        return self._in_place(np.divide, other)
+
+    def __iand__(self, other: Any) -> Array:
+        return self._in_place(np.bitwise_and, other)
+
+    def __ior__(self, other: Any) -> Array:
+        return self._in_place(np.bitwise_or, other)
+
+    def __radd__(self, other: Any) -> Array:
+        return self._like(self._bare(other) + self._own)
+
+    def __rsub__(self, other: Any) -> Array:
+        return self._like(self._bare(other) - self._own)
+
+    def __rmul__(self, other: Any) -> Array:
+        return self._like(self._bare(other) * self._own)
+
+    def __rtruediv__(self, other: Any) -> Array:
+        return self._like(self._bare(other) / self._own)
+
+    def __and__(self, other: Any) -> Array:
+        return self._like(self._own & self._bare(other))
+
+    def __neg__(self) -> Array:
+        return self._like(-self._own)
+
+    def __invert__(self) -> Array:
+        return self._like(~self._own)
+
+    def __le__(self, other: Any) -> Array:
+        return self._like(self._own <= self._bare(other))
+
+    def __eq__(self, other: Any) -> Any:
+        return self._like(self._own == self._bare(other))
+
+    def __ne__(self, other: Any) -> Any:
+        return self._like(self._own != self._bare(other))
+
+    __hash__ = object.__hash__
 
 
 class OutOfMemoryError(MemoryError):
@@ -208,10 +293,25 @@ class PlayedCupy:
     def array(self, x: Array, **how: Any) -> Array:
         return self._own(np.array(x._own, **how))
 
-    def asarray(self, x: Any) -> Array:
+    def __getattr__(self, name: str) -> Any:
+        """What else nodes of a model ask for: numpy's own, on what lies on the device."""
+        if not hasattr(np, name) or name.startswith("__"):
+            raise AttributeError(name)
+        function, one = getattr(np, name), Array(np.zeros(0), self)
+        if not callable(function):
+            return function
+
+        def played(*args: Any, **how: Any) -> Any:
+            made = function(*map(one._bare, args), **{k: one._bare(v) for k, v in how.items()})
+            return how["out"] if "out" in how else one._wrapped(made)
+
+        return played
+
+    def asarray(self, x: Any, dtype: Any = None) -> Array:
         """An upload, counted."""
         if isinstance(x, Array):
             return x
+        x = np.asarray(x, dtype)
         self.uploads.append((x.shape, str(x.dtype)))
         return self._own(np.array(x))
 

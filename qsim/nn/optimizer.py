@@ -119,7 +119,7 @@ def initial_state(A: Arithmetic, hyper: Hyper, params: Mapping[str, F32], loss_s
         applied=xp.zeros(replicas, np.int64),
         m=zeros(),
         v=zeros() if hyper.kind == "adamw" else {},
-        loss_scale=xp.zeros(replicas, np.float32) + xp.asarray(loss_scale, np.float32),
+        loss_scale=xp.zeros(replicas, np.float32) + xp.asarray(np.asarray(loss_scale, np.float32)),
         good=xp.zeros(replicas, np.int64),
         power1=xp.ones(replicas, np.float64),
         power2=xp.ones(replicas, np.float64),

@@ -53,8 +53,9 @@ def measured(rows: Rows) -> list[TrainingRow]:
 
 
 def study_tables(rows: Rows, *, width: int = 126) -> Iterator[Table]:
-    """The tables of all settings."""
-    return training_tables(measured(rows), width=width)
+    """The tables of all settings; every seed has a line of its own where there is one setting."""
+    found = measured(rows)
+    return training_tables(found, width=width, seeds=len({row.setting for row in found}) == 1)
 
 
 def study_csv(rows: Rows) -> str:

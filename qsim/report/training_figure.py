@@ -267,10 +267,12 @@ def _unmeasured(group: Sequence[TrainingRow]) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Decades, or 1, 2 and 5 of each where there are few."""
+    """Decades, or 1, 2 and 5 of each where there are few; where there are many, six of them at most."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     digits = (1, 2, 5) if last - first <= 3 else (1,)
-    return [tick for e in range(first, last + 1) for d in digits if low <= (tick := d * 10.0**e) <= high]
+    apart = max(1, -(-(last - first) // 6))
+    first = -(-first // apart) * apart  # so that 1 is among them
+    return [tick for e in range(first, last + 1, apart) for d in digits if low <= (tick := d * 10.0**e) <= high]
 
 
 def skips_figure(rows: Sequence[TrainingRow], *, title: str) -> Figure:

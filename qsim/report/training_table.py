@@ -88,8 +88,9 @@ def seeds_of(severity: TrainSeverity) -> str:
     return " ".join(str(seed) for seed in seeds)
 
 
-def training_tables(rows: Sequence[TrainingRow], *, width: int = 126) -> Iterator[Table]:
-    """For each setting: verdict and steps, gradient norms, losses, state and work, a row a protocol; then every seed.
+def training_tables(rows: Sequence[TrainingRow], *, width: int = 126, seeds: bool = True) -> Iterator[Table]:
+    """For each setting: verdict and steps, gradient norms, losses, state and work, a row a protocol; then every seed,
+    unless ``seeds`` is False: the CSV has them too.
 
     Nothing is cut: what does not fit into ``width`` columns of text goes into a table below, or is wrapped.
     """
@@ -105,7 +106,8 @@ def training_tables(rows: Sequence[TrainingRow], *, width: int = 126) -> Iterato
             ("state, replay, work", _state(found)),
         ):
             yield from packed(title + name, protocols, columns, width=width)
-        yield from _seed_tables(f"{title}every seed", group, width=width)
+        if seeds:
+            yield from _seed_tables(f"{title}every seed", group, width=width)
 
 
 def _column(heading: str, found: Sequence[TrainSeverity], text: Callable[[TrainSeverity], str]) -> Column:

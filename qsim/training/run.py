@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from qsim.arrays import F32, AnyArray, frozen
+from qsim.arrays import F32, frozen
 from qsim.backends import get_backend
 from qsim.errors import UsageError
 from qsim.nn import Arithmetic, Dims, Hyper, OptimizerState
@@ -24,8 +24,9 @@ from qsim.sim.events import Compute, Phase
 from qsim.sim.schedule import HELD, REPORT
 from qsim.training.batches import batches, bytes_needed
 from qsim.training.config import OptimizerParams, TrainConfig
+from qsim.training.held_out import held_out_loss
 from qsim.training.log import StepLog, TrainLog
-from qsim.training.model import decoder, name_of, place_of, shapes
+from qsim.training.model import name_of, place_of, shapes
 from qsim.training.nodes import Nodes
 from qsim.training.plan import POLICY, TrainPlan, plan_of
 from qsim.training.start import parameters_of
@@ -194,7 +195,9 @@ class _Run:
             expected=plan.expected,
             violations=plan.violations,
             digest=digests(self.steps, len(source.seeds)),
-            final_loss=_held_out(self.config, self.data, source),
+            final_loss=held_out_loss(
+                self.config, nodes_of(self.config), self.data, text=source.text, seeds=source.seeds
+            ),
         )
 
 
@@ -207,46 +210,3 @@ def digests(steps: Sequence[StepLog], replicas: int) -> tuple[str, ...]:
         values[np.isnan(values)] = np.nan  # one NaN for all: processors differ in its sign
         found.append(hashlib.sha256(values.astype("<f8").tobytes()).hexdigest())
     return tuple(found)
-
-
-HELD_OUT_BATCHES = 2
-
-
-def _held_out(config: TrainConfig, data: Data, source: Source) -> tuple[float, ...]:
-    """Mean loss [R] over held-out batches, nothing cast: what the weights are worth."""
-    nodes, graph = nodes_of(config), decoder(config.model)
-    table = nodes.table()
-    total: AnyArray = np.zeros(len(source.seeds), np.float64)
-    for number in range(HELD_OUT_BATCHES):
-        tokens, targets = batches(
-            source.text, source.seeds, step=number, batch=source.batch, context=source.context, part="held_out"
-        )
-        batch = frozen(np.concatenate([tokens, targets[..., -1:]], axis=-1))
-        total += forward_loss(config, graph, nodes, table, data, batch)
-    return tuple(float(value) for value in total / HELD_OUT_BATCHES)
-
-
-def forward_loss(
-    config: TrainConfig, graph: Any, nodes: Nodes, table: Mapping[str, Any], data: Data, batch: AnyArray
-) -> AnyArray:
-    """The loss [R] of one batch by walking the graph's steps over values, nothing cast."""
-    from qsim.sim.schedule import DATA, Block, Node, param_slot
-    from qsim.sim.schedule.walk import STEM, TAIL
-
-    def walk(block: Block, layer: int, values: dict[str, Any]) -> dict[str, Any]:
-        for name in block.params:
-            values[name] = data.slots[param_slot(name, layer)]
-        for step in block.steps:
-            if isinstance(step, Node):
-                made = table[step.kind](OpId(0), *[values[name] for name in step.ins])
-                values |= zip(step.outs, made, strict=True)
-            else:
-                values[step.out] = nodes.product(step.gemm, values[step.left], values[step.right])
-        return values
-
-    common = {DATA: batch, HELD: data.slots[HELD]}
-    hidden = walk(graph.stem, STEM, dict(common))[graph.stem.result]
-    for layer in range(config.model.layers):
-        hidden = walk(graph.layer, layer, {graph.layer.source: hidden} | common)[graph.layer.result]
-    found: AnyArray = walk(graph.tail, TAIL, {graph.tail.source: hidden} | common)[graph.loss]
-    return found

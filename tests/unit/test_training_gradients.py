@@ -12,9 +12,10 @@ from qsim.sim.data import Data, apply
 from qsim.sim.events import Compute, Phase
 from qsim.sim.schedule import REPORT, grad_slot
 from qsim.training.config import TrainConfig
+from qsim.training.held_out import forward_loss
 from qsim.training.model import decoder, place_of, shapes
 from qsim.training.plan import plan_of
-from qsim.training.run import Source, env_of, forward_loss, nodes_of
+from qsim.training.run import Source, env_of, nodes_of
 from qsim.training.start import parameters_of
 from qsim.training.text import open_text
 from tests.unit.training_cases import small
@@ -66,11 +67,10 @@ def total_loss(config: TrainConfig, params: dict[str, Any]) -> float:
     """The mean loss of the step's microbatches by a walk over values: no schedule, no backward."""
     nodes, source, data = nodes_of(config), source_of(config, params), Data()
     data.slots |= {place_of(name): value for name, value in params.items()}
-    table = nodes.table()
-    data.slots["held"] = table["start"](None, *params.values())[0]
+    data.slots["held"] = nodes.table()["start"](OpId(0), *params.values())[0]
     losses = []
     for key in {e.key for e in plan_of(config).case.schedule if type(e).__name__ == "Load" and e.key.role_id == 0}:
-        losses.append(forward_loss(config, decoder(config.model), nodes, table, data, source.load(key)))
+        losses.append(forward_loss(config, decoder(config.model), nodes, data, source.load(key)))
     return float(np.mean(losses))
 
 

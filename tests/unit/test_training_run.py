@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from qsim.arrays import same_bits
+from qsim.backends.cuda import CudaBackend
 from qsim.errors import InputError, StudyError, UsageError
 from qsim.training.config import QuantParams, TrainConfig
 from qsim.training.join import joined
 from qsim.training.log import TrainLog
 from qsim.training.run import RunState, train, train_on
 from qsim.training.saved import load_run, save_run
+from tests.places import played_device
 from tests.unit.training_cases import ALL, small
 
 FP4 = QuantParams(linear=(), attention=("q", "k"))
@@ -256,3 +258,32 @@ def test_state_left_out_of_a_checkpoint_harms_the_run() -> None:
     assert right.steps[0].grad_norm == wrong.steps[0].grad_norm  # before the restart
     after = np.array(wrong.steps[1].grad_norm) / np.array(right.steps[1].grad_norm)
     assert np.all(np.abs(np.log2(after)) > 0.5)
+
+
+TINY = {
+    "model": {"layers": 1, "width": 8, "heads": 2, "hidden": 8, "context": 4},
+    "data": {"batch": 1},
+    "loop": {"steps": 2, "warm_steps": 1, "matched": (0,)},
+}
+
+
+@pytest.mark.usefixtures("gpp")
+@pytest.mark.parametrize("backend", ["oracle", "emulated"])
+def test_a_run_has_the_same_bits_on_every_backend(backend: str) -> None:
+    for quant in (ALL, CENTRED):
+        configs = [small(quant=quant, **TINY, defect="D03", backend=name) for name in ("numba", backend)]
+        expected, found = (train(config, (1, 2)) for config in configs)
+        assert expected.digest == found.digest
+        assert expected.matched == found.matched
+
+
+@pytest.mark.usefixtures("gpp")
+def test_a_run_on_the_arrays_of_a_device_has_the_bits_of_one_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qsim.backends.cuda.nvrtc_version", lambda: "played")
+    backend = CudaBackend(played_device(monkeypatch))
+    config = small(quant=ALL, **TINY, defect="D03")
+    expected = train(config, (1, 2))
+    monkeypatch.setattr("qsim.training.run.get_backend", lambda name: backend)
+    found = train(config, (1, 2))
+    assert expected.digest == found.digest
+    assert expected.final_loss == found.final_loss
