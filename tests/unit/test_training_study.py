@@ -529,7 +529,7 @@ def test_the_articles_study_has_its_blocks_protocols_and_settings(load: Load) ->
     one = {name: of(config, name)[1].config for name in config.blocks}
     for name in ("timing", "timing-all"):
         run = one[name]
-        assert ("float8_e4m3fn", 2, "saved", "float32") == (
+        assert ("float8_e4m3fn", 4, "saved", "float32") == (
             run.quant.fmt, run.quant.window, run.model.statistics, run.model.half)  # fmt: skip
         matched = tuple(range(10 if name == "timing" else 3))
         assert (40, 3, matched) == (run.loop.steps, run.loop.warm_steps, run.loop.matched)
