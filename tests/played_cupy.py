@@ -115,7 +115,6 @@ class Array:
             raise TypeError("non-scalar numpy.ndarray cannot be used for fill")
         self._own[self._bare(key)] = value._own if isinstance(value, Array) else value
 
-
     # What nodes of a model do with arrays besides: as CuPy has it, never together with an array of the host.
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **how: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from qsim.arrays import F32, AnyArray
+from qsim.arrays import F32, AnyArray, Bool
 from qsim.quant import OpId, QuantizedTensor, QuantSnapshot
 from qsim.sim.data import Data
 from qsim.sim.env import Env
@@ -75,16 +75,14 @@ class Matched:
         a, b = (self._env.backend.get(seen.value) for seen in (forward, again))
         replicas = a.shape[0]
         rows_a, rows_b = (np.ascontiguousarray(x).reshape(replicas, -1) for x in (a, b))
-        finite_a, finite_b = np.isfinite(rows_a), np.isfinite(rows_b)
-        both = finite_a & finite_b
-        with np.errstate(all="ignore"):
-            gap = np.where(both, np.abs(rows_a - rows_b), np.float32(0)).max(axis=1)
-        amax_a, amax_b = (
-            np.where(finite, np.abs(rows), np.float32(0)).max(axis=1)
-            for finite, rows in ((finite_a, rows_a), (finite_b, rows_b))
-        )
-        relative = np.divide(gap, amax_a, out=np.zeros_like(gap), where=amax_a > 0)
+        finite_a, amax_a = _largest(rows_a)
         same = (rows_a.view(np.uint32) == rows_b.view(np.uint32)).all(axis=1)
+        finite_b, amax_b, gap = finite_a, amax_a, np.zeros_like(amax_a)
+        if not same.all():
+            finite_b, amax_b = _largest(rows_b)
+            with np.errstate(all="ignore"):
+                gap = np.where(finite_a & finite_b, np.abs(rows_a - rows_b), np.float32(0)).max(axis=1)
+        relative = np.divide(gap, amax_a, out=np.zeros_like(gap), where=amax_a > 0)
         digest = _digest(rows_a)
         visit = f".v{op.visit}" if op.visit else ""
         return MatchedPoint(
@@ -101,6 +99,14 @@ class Matched:
             scale_forward=_scales(forward, replicas),
             scale_recompute=_scales(again, replicas),
         )
+
+
+def _largest(rows: F32) -> tuple[Bool, F32]:
+    """Which elements of [R, n] are finite, and the largest magnitude of those, [R]."""
+    finite, magnitude = np.isfinite(rows), np.abs(rows)
+    if not finite.all():
+        magnitude = np.where(finite, magnitude, np.float32(0))
+    return finite, magnitude.max(axis=1)
 
 
 def _digest(rows: F32) -> str:

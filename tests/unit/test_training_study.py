@@ -511,12 +511,13 @@ def test_an_outcome_is_expected_where_exactly_the_foretold_rules_are_broken() ->
 def test_the_articles_study_has_its_blocks_protocols_and_settings(load: Load) -> None:
     config = load(text=ARTICLE)
     cells = config.cells()
-    # protocols x seeds: timing; all, recomputed; scope; dynamic; all, recomputed; centre at 3 x 2 points
-    assert 5 * 10 + (3 + 2) * 5 + 6 * 5 + 5 * 5 + (2 + 2) * 5 + 3 * 6 * 5 == len(cells)
+    # protocols x seeds: timing, short; all, recomputed; scope; dynamic; all, recomputed; centre at 3 x 2 points
+    assert (5 + 2) * 10 + (3 + 2) * 5 + 6 * 5 + 5 * 5 + (2 + 2) * 5 + 3 * 6 * 5 == len(cells)
     assert len(cells) == len({case_id(c) for c in cells})
     found = {name: list(dict.fromkeys(c.config.defect for c in of(config, name))) for name in config.blocks}
     assert {
         "timing": ["high_precision", "correct", "D02", "D39", "D03"],
+        "timing-short": ["correct", "D03"],
         "timing-all": ["correct", "D02", "D03"],
         "timing-recomputed": ["correct", "D03"],
         "scope": ["correct", "D03", "D04+D02", "D04+D03", "D05", "D04"],
@@ -553,7 +554,7 @@ def test_the_articles_study_takes_another_text_fewer_steps_and_fast_products(loa
     text.write_bytes(b"mine")
     sets = [f"workload.text={os.fspath(text)}", "loop.steps=10", "run.accumulation=blas", "replicas.count=1"]
     cells = load(*sets, text=ARTICLE).cells()
-    assert 43 == len(cells)
+    assert 45 == len(cells)
     assert {(sha(b"mine"), 10, "blas")} == {
         (c.config.data.text_digest, c.config.loop.steps, c.config.accumulation) for c in cells
     }
