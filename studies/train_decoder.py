@@ -15,38 +15,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
-from qsim.training.config import SCRATCH, DataParams, LoopParams, OptimizerParams, TrainConfig
-from qsim.training.run import RunState, train_on
+from qsim.training.config import TrainConfig
+from qsim.training.pretrain import SEED, trained
+from qsim.training.run import RunState, Trained, train_on
 from qsim.training.text import TEXT_SHA256
 from qsim.training.weights import save_weights
 
 STEPS = 2500
-PART = 100  # steps whose schedule is held in memory at once
-SEED = 1
-OPTIMIZER = OptimizerParams(lr=2e-3, warmup=50)
 
 
-def trained(steps: int, seed: int) -> RunState:
-    """The state after so many steps."""
-    state: RunState | None = None
-    for start in range(0, steps, PART):
-        config = TrainConfig(
-            optimizer=OPTIMIZER,
-            data=DataParams(checkpoint=SCRATCH),
-            loop=LoopParams(first=start, steps=min(PART, steps - start), warm_steps=0),
-            defect="high_precision",
-        )
-        log, state = train_on(config, (seed,), state)
-        print(f"step {state.step}: loss {log.steps[-1].loss[0]:.4f}, held out {log.final_loss[0]:.4f}", flush=True)
-    assert state is not None, "there is at least one part"
-    return state
+def loudly(config: TrainConfig, seeds: tuple[int, ...], state: RunState | None) -> Trained:
+    """``train_on``, telling how far it is."""
+    done = train_on(config, seeds, state)
+    last = done.log.steps[-1]
+    print(f"step {last.step + 1}: loss {last.loss[0]:.4f}, held out {done.log.final_loss[0]:.4f}", flush=True)
+    return done
 
 
 def write(path: Path, steps: int, seed: int) -> str:
     """Train, write the weights as bfloat16, return the sha256 of the file."""
-    weights = {name: np.asarray(value[0]) for name, value in trained(steps, seed).params.items()}
+    weights = trained(TrainConfig(), steps, loudly, seed=seed)
     metadata = {"text": TEXT_SHA256, "steps": str(steps), "seed": str(seed)}
     save_weights(path, weights, metadata=metadata, dtype="bfloat16")
     return hashlib.sha256(path.read_bytes()).hexdigest()

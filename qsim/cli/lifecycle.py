@@ -144,7 +144,7 @@ def _run_article(
     from qsim.backends import resolve_backend
     from qsim.errors import UsageError
     from qsim.report.article import walk_lines, walk_table
-    from qsim.training.article import SUSPECT, mechanism, walk
+    from qsim.training.article import SUSPECT, mechanism, named_controls, walk
 
     allowed = ("defect", "controls", "replicas", "backend", "steps", "figure")
     given = [p for p in context.params if p not in allowed and _typed(context, p)]
@@ -156,9 +156,12 @@ def _run_article(
     config = msgspec.structs.replace(SUSPECT, loop=loop, backend=resolve_backend(backend))
     seeds = tuple(range(replicas))
     try:
-        found = walk(config, seeds, controls)
+        named = named_controls(controls)
     except UsageError as error:
         raise typer.BadParameter(str(error), param_hint="--control") from None
+    if figure is not None and not (figure.suffix == ".png" and figure.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{figure} is no .png in a folder that is there", param_hint="--figure")
+    found = walk(config, seeds, named)
     out = console()
     out.print(walk_table(found, seeds), "")
     for line in walk_lines(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,7 @@ def sweep(
     """Run a study over its grid and print its table; resumes by itself after any interruption."""
     from qsim._paths import studies_dir
     from qsim.backends import resolve_backend
-    from qsim.report.products import write_products
+    from qsim.report.products import REPORTS, write_products
     from qsim.sweep.config import read_study
     from qsim.sweep.known import registries
     from qsim.sweep.progress import SweepProgress
@@ -42,6 +43,7 @@ def sweep(
     config = read_study(path, registries(), overrides)
     _check(config)
     folder = out or _default_out(path, overrides)
+    begun = time.perf_counter()
     try:
         with SweepProgress() as progress:
             outcome = run_sweep(config, out=folder, workers=workers, extend=extend, progress=progress)
@@ -52,6 +54,9 @@ def sweep(
     products = write_products(rows, folder, title=config.title or path.stem, kind=outcome.kind)
     _show_table(rows, outcome.kind)  # after the files: a closed pipe loses nothing
     print(products)
+    work = REPORTS[outcome.kind.name].work
+    if work is not None:
+        print(work(rows, None if outcome.done_before else time.perf_counter() - begun))
     print(outcome.summary)
     print(f"sha256 of the results: {outcome.digest}")
     for bad in (*outcome.failed, *outcome.crashed):

@@ -15,7 +15,15 @@ from qsim.report.accumulation_table import accumulation_csv, accumulation_notes,
 from qsim.report.heatmap import severity_figure
 from qsim.report.pictures import is_whole, write_picture
 from qsim.report.severity_table import notes, severity_csv, severity_tables
-from qsim.report.training import study_csv, study_notes, study_skips, study_spikes, study_tables, study_traces
+from qsim.report.training import (
+    study_csv,
+    study_notes,
+    study_skips,
+    study_spikes,
+    study_tables,
+    study_traces,
+    study_work,
+)
 from qsim.sweep.kinds import ACCUMULATION, LIFECYCLE, TRAINING, AnyCell, AnyRecord, Kind
 
 if TYPE_CHECKING:
@@ -29,7 +37,8 @@ Rows = Sequence[tuple[AnyCell, AnyRecord]]
 class Report:
     """How the rows of one kind are shown; table and figure are file names. All rows are of that kind.
 
-    draw: None for a kind without a figure. more: further figures by file name.
+    draw: None for a kind without a figure. more: further figures by file name. work: what was done, in so many seconds
+    if all of it was done now.
     """
 
     table: str
@@ -39,6 +48,7 @@ class Report:
     figure: str = ""
     draw: Callable[..., Figure] | None = None
     more: tuple[tuple[str, Callable[..., Figure]], ...] = ()
+    work: Callable[[Any, float | None], str] | None = None
 
 
 REPORTS: Mapping[str, Report] = MappingProxyType(
@@ -67,6 +77,7 @@ REPORTS: Mapping[str, Report] = MappingProxyType(
             tables=study_tables,
             notes=study_notes,
             more=(("spikes.png", study_spikes), ("skips.png", study_skips)),
+            work=study_work,
         ),
     }
 )

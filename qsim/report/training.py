@@ -92,3 +92,15 @@ def study_spikes(rows: Rows, *, title: str) -> Figure:
 def study_skips(rows: Rows, *, title: str) -> Figure:
     """Skipped steps by protocol and setting."""
     return skips_figure(measured(rows), title=title)
+
+
+def study_work(rows: Rows, seconds: float | None) -> str:
+    """Training-effective work: steps and tokens that changed parameters. seconds: in which all was done, if it was."""
+    steps = [step for _, record in rows for step in record.log.steps]
+    applied = [step for step in steps if not step.skipped[0]]
+    tokens = sum(step.tokens for step in applied)
+    rate = "" if seconds is None else f", {tokens / seconds:,.0f} a second over all processes"
+    return (
+        f"training-effective work: {len(steps):,} steps attempted, {len(applied):,} applied, "
+        f"{len(steps) - len(applied):,} skipped; {tokens:,} tokens applied{rate}"
+    )

@@ -84,7 +84,7 @@ most negative number in those without NaN."""
 
 class Data:
     """states: live states by owner (absent: initial). slots: values by name. queues: stashed values, oldest first.
-    mail: observations handed in to reductions.
+    mail: observations handed in to reductions, and how many ranks have taken what they make.
 
     decoded, cast: by slot of codes what they were last decoded to, and with which metadata; the newest cast with its
     tensor and snapshot. Both are no part of the state: they save a second look at the same arrays.
@@ -97,7 +97,7 @@ class Data:
         self.states: dict[StateKey, QuantState] = {}
         self.slots: dict[Slot, Any] = {}
         self.queues: dict[str, tuple[tuple[OpId, Any], ...]] = {}
-        self.mail: dict[str, tuple[QuantObservation, ...]] = {}
+        self.mail: dict[str, tuple[tuple[QuantObservation, ...], int]] = {}
         self.decoded: dict[Slot, tuple[QuantizedTensor, Metadata, Metadata | None, F32]] = {}
         self.cast: tuple[F32, QuantSnapshot, QuantizedTensor] | None = None
 
@@ -222,11 +222,17 @@ def _restore(d: Data, e: Restore, env: Env) -> None:
 
 
 def _reduce(d: Data, e: Reduce, env: Env) -> None:
-    d.mail[e.group.name] = (*d.mail.get(e.group.name, ()), take(d, e.obs, QuantObservation))
+    sent, served = d.mail.get(e.group.name, ((), 0))
+    d.mail[e.group.name] = (*sent, take(d, e.obs, QuantObservation)), served
 
 
 def _wait(d: Data, e: Wait, env: Env) -> None:
-    d.slots[e.into] = merge_observations(d.mail[e.group.name])
+    sent, served = d.mail[e.group.name]
+    d.slots[e.into] = merge_observations(sent)
+    if served + 1 >= e.group.size:
+        del d.mail[e.group.name]
+    else:
+        d.mail[e.group.name] = sent, served + 1
 
 
 def _optimize(d: Data, e: Optimize, env: Env) -> None:

@@ -41,6 +41,8 @@ def find(key: str, given: str, *, base: Path, builtin: Path, kinds: str) -> Foun
 def digest_of(path: Path) -> str:
     """sha256 of a file's bytes, as hex digits; OSError where it cannot be read."""
     digest = hashlib.sha256()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError("it is a device or a pipe, no file")
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)

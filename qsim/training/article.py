@@ -113,6 +113,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     digest: tuple[str, ...]
 
 
+def named_controls(names: Sequence[str]) -> tuple[str, ...]:
+    """Each control once, all of them where none is named. UsageError for an unknown one."""
+    unknown = [name for name in names if name not in CONTROLS]
+    if unknown:
+        raise UsageError(f'control "{unknown[0]}" is unknown; known: {", ".join(CONTROLS)}')
+    return tuple(dict.fromkeys(names)) or tuple(CONTROLS)
+
+
 def walk(
     config: TrainConfig = SUSPECT, seeds: Sequence[int] = (0, 1, 2), controls: Sequence[str] = ()
 ) -> tuple[Finding, ...]:
@@ -120,20 +128,31 @@ def walk(
 
     Raises UsageError for an unknown control.
     """
-    unknown = [name for name in controls if name not in CONTROLS]
-    if unknown:
-        raise UsageError(f'control "{unknown[0]}" is unknown; known: {", ".join(CONTROLS)}')
+    controls = named_controls(controls)
     log = train(config, seeds)
     base = _finding("", "the run under suspicion", log, "")
     found = [base]
-    for name in controls or CONTROLS:
+    for name in controls:
         control = CONTROLS[name]
         changed = control.change(config)
         mine = log if changed == config else train(changed, seeds)
         here = _finding(name, control.what, mine, "")
-        stays = bool(here.first) if name == "matched_points" else sum(here.spikes) > sum(base.spikes) / 2
-        found.append(msgspec.structs.replace(here, verdict=control.stays if stays else control.goes))
+        found.append(msgspec.structs.replace(here, verdict=_verdict(control, base, here)))
     return tuple(found)
+
+
+NOTHING = "nothing follows: the run under suspicion has no spike and no point that differs"
+
+
+def _verdict(control: Control, base: Finding, here: Finding) -> str:
+    """What follows; nothing where the suspect shows nothing."""
+    if not sum(base.spikes) and not base.differing:
+        return NOTHING
+    if control.name == "matched_points":
+        return control.stays if here.first else control.goes
+    if sum(here.spikes) > sum(base.spikes) / 2 or (control.name == "low_precision_off" and here.differing):
+        return control.stays
+    return control.goes
 
 
 def _finding(name: str, what: str, log: TrainLog, verdict: str) -> Finding:

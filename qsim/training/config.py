@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from qsim.errors import StudyError
+
 CORRECT, HIGH_PRECISION = "correct", "high_precision"
 """Runs without a defect: the correct protocol, and the same model with nothing cast."""
 CONTROLS = (CORRECT, HIGH_PRECISION)
@@ -11,6 +13,8 @@ JOIN = "+"
 """Between defects that are put on a run one after the other, the left one first."""
 BUILTIN, SCRATCH = "builtin", "scratch"
 """Checkpoints by name: the trained model that ships, and parameters drawn from the seed."""
+TRAINED = "trained:"
+"""Before a number of steps: a checkpoint that is trained where it is wanted, and kept in the cache."""
 SAVED, RECOMPUTED = "saved", "recomputed"
 """Attention statistics: forward's log-sum-exp and output are kept for backward, or both are computed again."""
 
@@ -85,8 +89,9 @@ class DataParams(msgspec.Struct, frozen=True, kw_only=True):
     """Text and the weights that training starts from.
 
     text: "builtin" or a file; batch: sequences of a microbatch. checkpoint: "builtin" (the trained model that ships),
-    "scratch" (drawn from the seed) or a file. spread: exponents e of each layer: W_q *= 2^e and W_k *= 2^-e, which
-    leaves float32 logits as they are, to the bit. *_digest: sha256 of the bytes, so that a case is tied to them.
+    "scratch" (drawn from the seed), "trained:N" (N steps from scratch, made once and kept in the cache) or a file.
+    spread: exponents e of each layer: W_q *= 2^e and W_k *= 2^-e, which leaves float32 logits as they are, to the bit.
+    *_digest: sha256 of the bytes, so that a case is tied to them.
     """
 
     text: str = "builtin"
@@ -142,3 +147,14 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True):
 def defects_of(protocol: str) -> tuple[str, ...]:
     """The defects of a protocol in the order in which they are applied: "D04+D02" -> D04, D02; none for a control."""
     return () if protocol in CONTROLS else tuple(part.strip() for part in protocol.split(JOIN))
+
+
+def steps_of(checkpoint: str) -> int:
+    """N of "trained:N"; StudyError where it is no whole number from 1 on."""
+    words = checkpoint.removeprefix(TRAINED)
+    if not (words.isascii() and words.isdigit() and 0 < int(words) < 10**6):
+        raise StudyError(
+            f'workload.checkpoint "{checkpoint}": after {TRAINED} stands a number of steps from 1 to 999999, like '
+            f"{TRAINED}1000"
+        )
+    return int(words)

@@ -48,6 +48,6 @@ def row_sums(config: TrainConfig, seeds: Sequence[int]) -> RowSums:
     """Train, and sum the rows of probabilities on the way. The steps are those that count."""
     rows = _Rows(config.model.context)
     log = train_on(config, seeds, watch=(rows,)).log
-    first = config.loop.first + config.loop.warm_steps
+    first = config.loop.first + config.loop.warm_steps  # a run from a start: its first step that counts is step 0
     table = [[rows.found[first + step.step, layer] for layer in range(config.model.layers)] for step in log.steps]
     return RowSums(log=log, largest=np.array(table))

@@ -77,7 +77,7 @@ class Nodes:
             "add": plain(_added),
             "pass": lambda at, *values: values,
             "split": self._split,
-            "split.backward": plain(nn.join3),
+            "split.backward": self._split_backward,
             "rmsnorm": plain(nn.rmsnorm, a, d),
             "rmsnorm.backward": plain(nn.rmsnorm_backward, a, d),
             "swiglu": plain(nn.swiglu, a),
@@ -104,10 +104,18 @@ class Nodes:
 
     def _split(self, at: OpId, x: F32) -> tuple[F32, ...]:
         q, k, v = (self.arithmetic.xp.ascontiguousarray(part) for part in nn.split3(x))
-        if self.key_mean:  # the gradient of what is added is 0: the gradients of a row of logits add up to 0
-            mean = self.arithmetic.total(k, 1) / x.dtype.type(self.dims.tokens)
-            k = k + mean[:, None] * x.dtype.type(self.key_mean)
-        return q, k, v
+        return q, self._with_mean(k), v
+
+    def _split_backward(self, at: OpId, dq: F32, dk: F32, dv: F32) -> tuple[F32, ...]:
+        return (nn.join3(dq, self._with_mean(dk), dv),)
+
+    def _with_mean(self, k: F32) -> F32:
+        """k and ``key_mean`` times its mean over tokens; a symmetric map, so the gradient takes the same way."""
+        if not self.key_mean:
+            return k
+        with np.errstate(all="ignore"):
+            mean = self.arithmetic.total(k, 1) / k.dtype.type(self.dims.tokens)
+            return k + mean[:, None] * k.dtype.type(self.key_mean)
 
     def _softmax(self, at: OpId, s: F32) -> tuple[F32, ...]:
         p, lse = nn.softmax(self.arithmetic, self.dims, self.heads.square(s))

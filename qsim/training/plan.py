@@ -8,7 +8,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from qsim.errors import StudyError
+import msgspec
+
+from qsim.errors import CaseError, StudyError
 from qsim.formats import POLICIES, get_format
 from qsim.quant import Recipe, TensorRole, make_recipe
 from qsim.quant.centred import CenterAxis, CenterSource
@@ -26,7 +28,7 @@ from qsim.sim import (
     in_order,
     lint,
 )
-from qsim.sim.schedule import features_of
+from qsim.sim.schedule import Feature, features_of
 from qsim.training.config import HIGH_PRECISION, LoopParams, ModelParams, QuantParams, TrainConfig, defects_of
 from qsim.training.model import decoder
 
@@ -43,10 +45,12 @@ ATTENTION_ROLES = {
 class TrainPlan(NamedTuple):
     """What no number decides: the schedule, the commits of every owner, what it breaks and is expected to break.
 
-    violations: their number. Records are not kept: a run has tens of thousands.
+    loop: how the steps go, grown where a defect needs more. violations: their number. Records are not kept: a run has
+    tens of thousands.
     """
 
     case: Case
+    loop: LoopParams
     commits: Mapping[str, int]
     violations: int
     broken: tuple[str, ...]
@@ -59,6 +63,8 @@ def _shaped(protocol: str) -> tuple[tuple[Defect, str], ...]:
     for part in defects_of(protocol):
         name, _, variant = part.partition("/")
         found.append((get_defect(name), variant))
+    if len({(defect.id, variant) for defect, variant in found}) < len(found):
+        raise StudyError(f'protocol "{protocol}" puts a defect on twice; name each once')
     return tuple(found)
 
 
@@ -129,6 +135,8 @@ def _plan(model: ModelParams, quant: QuantParams, loop: LoopParams, name: str, f
     for defect, variant in defects:
         shaped = defect.shaped(variant)
         spec, cadence = shaped.host(spec), shaped.cadence or cadence
+        if spec.layers != model.layers:
+            raise CaseError(f"{defect.id} {defect.name} needs {spec.layers} layers: set model.layers")
         shaped.require(preset, attention if quant.attention else linear)
     case = build_case(
         spec, body=decoder(model), preset=preset, recipe=linear, cadence=cadence, policy=POLICY,
@@ -143,8 +151,17 @@ def _plan(model: ModelParams, quant: QuantParams, loop: LoopParams, name: str, f
         case = FIXES[fix].rewrite(case)
     records, violations = lint(case)
     if fix:  # a right fix leaves nothing, at most what the preset breaks by itself; of a wrong one nothing is foretold
-        right = all(fix in defect.fixes for defect, _ in defects)
+        right = bool(defects) and all(fix in defect.fixes for defect, _ in defects)
         expected = frozenset() if right else broken(violations)
     commits = Counter(record.owner for record in records if record.kind in ("commit", "store"))
     found = in_order(broken(violations))
-    return TrainPlan(case, MappingProxyType(commits), len(violations), found, in_order(expected))
+    return TrainPlan(case, _grown(loop, spec), MappingProxyType(commits), len(violations), found, in_order(expected))
+
+
+def _grown(loop: LoopParams, spec: ScheduleSpec) -> LoopParams:
+    """``loop`` as its schedule has become."""
+    features = tuple(feature.value for feature in Feature if feature in spec.features)
+    return msgspec.structs.replace(
+        loop, steps=spec.steps - loop.warm_steps, microbatches=spec.microbatches, workers=spec.workers,
+        order=spec.order.value, features=features,
+    )  # fmt: skip

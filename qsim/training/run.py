@@ -23,6 +23,7 @@ from qsim.sim.data import Data, apply
 from qsim.sim.events import Compute, Phase
 from qsim.sim.schedule import HELD, REPORT
 from qsim.training.batches import batches, bytes_needed
+from qsim.training.check import check
 from qsim.training.config import OptimizerParams, TrainConfig
 from qsim.training.held_out import held_out_loss
 from qsim.training.log import StepLog, TrainLog
@@ -33,6 +34,7 @@ from qsim.training.start import parameters_of
 from qsim.training.telemetry import log_step, scales_of
 from qsim.training.text import Text, open_text
 from qsim.training.watch import Casts, Matched, Watcher
+from qsim.training.weights import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Source:
         """float32 [R, ...] of a parameter; int64 [R, batch, context + 1] of the data: tokens, one more."""
         if op.role_id == TensorRole.WEIGHT:
             return self.params[name_of(op)]
+        if op.role_id != TensorRole.INPUT:  # of a gradient no data are loaded, but the zeros of a cleared buffer
+            return frozen(np.zeros((len(self.seeds), 1, 1), np.float32))
         tokens, targets = batches(
             self.text, self.seeds, step=op.logical_step, microbatch=op.microbatch, batch=self.batch,
             context=self.context,
@@ -60,10 +64,11 @@ class Source:
 class RunState:
     """All that a run goes on from: parameters [R, ...] by name, what the optimizer holds, quantizer states by owner.
 
-    step: number of the next step.
+    step: number of the next step, warm ones included; counted: how many of those before it count.
     """
 
     step: int
+    counted: int
     params: Mapping[str, F32]
     held: OptimizerState
     states: Mapping[StateKey, QuantState]
@@ -94,19 +99,27 @@ def train_on(
     if not seeds:
         raise UsageError("train without seeds; give at least one")
     if state is not None:
+        _check_state(state, config, len(seeds))
         loop = msgspec.structs.replace(config.loop, first=state.step, warm_steps=0)
         config = msgspec.structs.replace(config, loop=loop)
+    check(config)
     plan = plan_of(config)
+    config = msgspec.structs.replace(config, loop=plan.loop)
     text = open_text(config.data.text, at_least=bytes_needed(config.model.context))
     source = Source(
         text=text, seeds=tuple(seeds), batch=config.data.batch, context=config.model.context,
-        params=parameters_of(config, seeds) if state is None else state.params,
+        params=parameters_of(config, seeds, train_on) if state is None else state.params,
     )  # fmt: skip
     nodes = nodes_of(config, None if state is None else state.held)
-    run = _Run(config, env_of(config, plan, source, nodes), len(seeds), watch)
+    run = _Run(config, env_of(config, plan, source, nodes), len(seeds), watch, counted=state.counted if state else 0)
     run.data.states.update({} if state is None else state.states)
     run.go(plan)
     return Trained(run.log(plan, source), run.state(nodes.names))
+
+
+def _check_state(state: RunState, config: TrainConfig, replicas: int) -> None:
+    expected = {name: (replicas, *shape) for name, shape in shapes(config.model).items()}
+    require(state.params, expected, source=f"a run state for {replicas} seed(s)")
 
 
 def nodes_of(config: TrainConfig, held: OptimizerState | None = None) -> Nodes:
@@ -148,12 +161,12 @@ def env_of(config: TrainConfig, plan: TrainPlan, source: Source, nodes: Nodes) -
 class _Run:
     """One run under way."""
 
-    def __init__(self, config: TrainConfig, env: Env, replicas: int, watch: Sequence[Watcher]) -> None:
+    def __init__(self, config: TrainConfig, env: Env, replicas: int, watch: Sequence[Watcher], *, counted: int) -> None:
         self.config, self.env = config, env
         self.data = Data()
-        warm = config.loop.warm_steps
-        self.first = config.loop.first + warm
-        self.matched = Matched([warm + step for step in config.loop.matched], warm, env)
+        self.first, self.counted = config.loop.first + config.loop.warm_steps, counted
+        numbers = {self.first + step: counted + step for step in config.loop.matched}
+        self.matched = Matched(numbers, env)
         self.casts = Casts(replicas)
         self.watch: list[Watcher] = [self.casts, *([self.matched] if config.loop.matched else []), *watch]
         self.steps: list[StepLog] = []
@@ -171,13 +184,18 @@ class _Run:
     def _stepped(self, data: Data) -> None:
         report, (saturated, flushed) = data.slots[REPORT], self.casts.take()
         if report.step >= self.first:
-            self.steps.append(log_step(self.config, report, saturated=saturated, flushed=flushed))
+            number = self.counted + report.step - self.first
+            done = log_step(self.config, report, number=number, saturated=saturated, flushed=flushed)
+            if self.steps and self.steps[-1].step == number:  # the step was taken back and run again
+                self.steps.pop()
+            self.steps.append(done)
 
     def state(self, names: Sequence[str]) -> RunState:
         """What another run may go on from."""
         loop, slots = self.config.loop, self.data.slots
         return RunState(
             step=loop.first + loop.warm_steps + loop.steps,
+            counted=self.counted + loop.steps,
             params={name: slots[place_of(name)] for name in names},
             held=slots[HELD],
             states=dict(self.data.states),
@@ -188,7 +206,7 @@ class _Run:
         return TrainLog(
             seeds=source.seeds,
             steps=tuple(self.steps),
-            matched=tuple(self.matched.found),
+            matched=self.matched.found,
             scales=scales_of(self.data),
             commits=dict(plan.commits),
             broken=plan.broken,

@@ -8,7 +8,7 @@ back as they were (leaving them out is defect D33).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from qsim.quant import OpId, QuantState, StateKey
 from qsim.training.config import TrainConfig
 from qsim.training.model import shapes
 from qsim.training.run import RunState
-from qsim.training.weights import load_arrays, save_arrays
+from qsim.training.weights import load_arrays, require, save_arrays
 
 FORMAT = "qsim run 1"
 _MOMENTS = ("m", "v")
@@ -65,6 +65,7 @@ def save_run(path: Path, state: RunState, *, config: TrainConfig, seeds: Sequenc
     metadata = {
         "qsim": FORMAT,
         "step": str(state.step),
+        "counted": str(state.counted),
         "seeds": json.dumps(list(seeds)),
         "config": msgspec.json.encode(config).decode(),
         "owners": msgspec.json.encode(owners).decode(),
@@ -80,16 +81,47 @@ def load_run(path: Path) -> SavedRun:
     try:
         config = msgspec.json.decode(metadata["config"], type=TrainConfig)
         owners = msgspec.json.decode(metadata["owners"], type=list[_Owner])
-        seeds, step = tuple(msgspec.json.decode(metadata["seeds"], type=list[int])), int(metadata["step"])
+        seeds = tuple(msgspec.json.decode(metadata["seeds"], type=list[int]))
         state = RunState(
-            step=step,
+            step=int(metadata["step"]),
+            counted=int(metadata["counted"]),
             params={name: arrays[f"param/{name}"] for name in shapes(config.model)},
             held=_optimizer(arrays),
             states={StateKey(*owner.key): _state(arrays, n, owner) for n, owner in enumerate(owners)},
         )
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
         raise InputError(f"{path}: is no whole run ({type(error).__name__}: {error}); save it again") from error
-    return SavedRun(state, config, seeds)
+    saved = SavedRun(state, config, seeds)
+    problem = next(_problems(saved, len(owners)), None)
+    if problem is not None:
+        raise InputError(f"{path}: {problem}; save the run again")
+    require(
+        state.params, {name: (len(seeds), *shape) for name, shape in shapes(config.model).items()}, source=str(path)
+    )
+    return saved
+
+
+def _problems(saved: SavedRun, owners: int) -> Iterator[str]:
+    """What no run can be in, beside parameters of other shapes."""
+    state, replicas = saved.state, len(saved.seeds)
+    if not replicas or state.step < state.counted or state.counted < 0:
+        yield f"{replicas} seeds, step {state.step}, {state.counted} steps counted are no run"
+    for name, value in state.params.items():
+        if value.dtype != np.float32 or not np.isfinite(value).all():
+            yield f"parameter {name} is {value.dtype} and must be float32, every number finite"
+    for field in fields(state.held):
+        value = getattr(state.held, field.name)
+        parts = value.values() if field.name in _MOMENTS else [value]
+        if any(x.shape[:1] != (replicas,) for x in parts):
+            yield f"optimizer {field.name} is not of {replicas} seeds"
+    if not (np.isfinite(state.held.loss_scale).all() and (state.held.loss_scale > 0).all()):
+        yield f"loss scale {state.held.loss_scale.tolist()} is no positive number"
+    if owners != len(state.states):
+        yield f"{owners} quantizer states of {len(state.states)} owners"
+    for key, held in state.states.items():
+        right = held.scale.shape == held.descale.shape == (replicas,) and held.amax_history.ndim == 2
+        if not (right and held.epoch >= 0 and (held.scale > 0).all() and (held.descale > 0).all()):
+            yield f"the state of {key} is none: epoch {held.epoch}, scale {held.scale.tolist()}"
 
 
 def _optimizer(arrays: Mapping[str, AnyArray]) -> OptimizerState:

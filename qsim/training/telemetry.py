@@ -14,7 +14,7 @@ from qsim.training.model import block_of, kind_of
 from qsim.training.nodes import Report
 
 
-def log_step(config: TrainConfig, report: Report, *, saturated: F64, flushed: F64) -> StepLog:
+def log_step(config: TrainConfig, report: Report, *, number: int, saturated: F64, flushed: F64) -> StepLog:
     """One line, for all seeds. Norms of groups are roots of sums of squares, in float64, in the order of names."""
     done = report.done
     loss = np.zeros(len(saturated), np.float64)
@@ -24,7 +24,7 @@ def log_step(config: TrainConfig, report: Report, *, saturated: F64, flushed: F6
     norms = {name: _host(norm) for name, norm in done.norms.items()}
     skipped, finite = _host(done.skipped), np.isfinite(loss)
     return StepLog(
-        step=report.step - config.loop.warm_steps,
+        step=number,
         loss=_row(loss),
         grad_norm=_row(_host(done.norm)),
         norm_by_layer=_grouped(norms, block_of),

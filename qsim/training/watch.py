@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -37,20 +37,25 @@ class _Seen(NamedTuple):
 
 
 class Matched:
-    """Compares every matched point of the ``steps`` (of the schedule), forward against recompute."""
+    """Compares every matched point, forward against recompute; of a step that is run again, its last run."""
 
-    def __init__(self, steps: Sequence[int], warm: int, env: Env) -> None:
-        """warm: steps before the first one that counts."""
-        self._steps, self._warm, self._env = frozenset(steps), warm, env
+    def __init__(self, numbers: Mapping[int, int], env: Env) -> None:
+        """numbers: step of the schedule -> what it is called; other steps are not looked at."""
+        self._numbers, self._env = numbers, env
         self._seen: dict[Slot, _Seen] = {}
-        self.found: list[MatchedPoint] = []
+        self._found: dict[tuple[int, str], MatchedPoint] = {}
+
+    @property
+    def found(self) -> tuple[MatchedPoint, ...]:
+        """All of them, in the order in which recompute made them."""
+        return tuple(self._found.values())
 
     def look(self, event: Event, data: Data) -> None:
         """After ``event``."""
         if not isinstance(event, (Compute, Consume)) or event.phase not in (Phase.FORWARD, Phase.RECOMPUTE):
             return
         op = event.at if isinstance(event, Compute) else event.op
-        if op.logical_step not in self._steps:
+        if op.logical_step not in self._numbers:
             return
         for name in event.outs if isinstance(event, Compute) else (event.out,):
             kind, _, place = name.partition("/")
@@ -62,7 +67,9 @@ class Matched:
             if event.phase is Phase.FORWARD:
                 self._seen[key] = seen
             elif key in self._seen:
-                self.found.append(self._compared(op, value, self._seen.pop(key), seen))
+                point = self._compared(op, value, self._seen.pop(key), seen)
+                self._found.pop((point.step, point.point), None)
+                self._found[point.step, point.point] = point
 
     def _scale(self, event: Event, data: Data) -> AnyArray | None:
         if not isinstance(event, Consume) or event.operands[0].descale is None:
@@ -86,7 +93,7 @@ class Matched:
         digest = _digest(rows_a)
         visit = f".v{op.visit}" if op.visit else ""
         return MatchedPoint(
-            step=op.logical_step - self._warm,
+            step=self._numbers[op.logical_step],
             point=f"m{op.microbatch}.w{op.worker_id}.L{op.layer_id}{visit}.{value}",
             same=tuple(map(bool, same)),
             digest_forward=digest,

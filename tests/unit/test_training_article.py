@@ -8,7 +8,7 @@ import pytest
 
 from qsim.errors import UsageError
 from qsim.report.article import walk_data, walk_lines
-from qsim.training.article import CONTROLS, SUSPECT, first_divergence, mechanism, walk
+from qsim.training.article import CONTROLS, NOTHING, SUSPECT, first_divergence, mechanism, walk
 from qsim.training.config import QuantParams, TrainConfig
 from qsim.training.join import joined
 from qsim.training.run import train
@@ -108,3 +108,9 @@ def test_logs_of_other_cases_are_not_put_side_by_side(second: TrainConfig, what:
         joined([first, train(second, (2,))])
     with pytest.raises(UsageError, match="at least one"):
         joined([])
+
+
+def test_nothing_follows_from_a_run_that_shows_nothing() -> None:
+    quiet = small(quant=SMALL_SUSPECT.quant, loop={"steps": 1, "matched": (0,)})
+    found = walk(quiet, (1,), ("accumulation", "low_precision_off"))
+    assert [NOTHING, NOTHING] == [one.verdict for one in found[1:]]

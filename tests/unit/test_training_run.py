@@ -16,11 +16,13 @@ import pytest
 
 from qsim.arrays import same_bits
 from qsim.backends.cuda import CudaBackend
-from qsim.errors import InputError, StudyError, UsageError
+from qsim.errors import CaseError, InputError, StudyError, UsageError
+from qsim.quant import OpId
+from qsim.sim.data import Data
 from qsim.training.config import QuantParams, TrainConfig
 from qsim.training.join import joined
 from qsim.training.log import TrainLog
-from qsim.training.run import RunState, train, train_on
+from qsim.training.run import RunState, nodes_of, train, train_on
 from qsim.training.saved import load_run, save_run
 from tests.places import played_device
 from tests.unit.training_cases import ALL, small
@@ -287,3 +289,95 @@ def test_a_run_on_the_arrays_of_a_device_has_the_bits_of_one_on_the_host(monkeyp
     found = train(config, (1, 2))
     assert expected.digest == found.digest
     assert expected.final_loss == found.final_loss
+
+
+def test_the_gradient_of_split_is_its_transpose_where_keys_have_a_mean() -> None:
+    nodes = nodes_of(small(model={"key_mean": 3.0}, accumulation="blas"))
+    rng = np.random.default_rng(0)
+    x, dq, dk, dv = (rng.normal(size=(1, 16, width)) for width in (48, 16, 16, 16))
+    q, k, v = nodes.table()["split"](OpId(0), x)
+    (dx,) = nodes.table()["split.backward"](OpId(0), dq, dk, dv)
+    np.testing.assert_allclose((q * dq + k * dk + v * dv).sum(), (x * dx).sum(), rtol=1e-12)
+
+
+def test_a_defect_that_needs_more_microbatches_is_the_run_of_more_microbatches() -> None:
+    grown, told = train(small(defect="D26"), (1,)), train(small(defect="D26", loop={"microbatches": 2}), (1,))
+    assert told.digest == grown.digest
+    assert 32 == grown.steps[0].tokens
+    with pytest.raises(CaseError, match=r"D04 shared_scope needs 2 layers: set model\.layers"):
+        train(small(defect="D04", model={"layers": 1}), (1,))
+
+
+def test_a_step_that_is_taken_back_is_logged_once_as_it_was_run_last() -> None:
+    config = {"quant": ALL, "loop": {"steps": 3, "features": ("rerun",), "matched": (2,)}}
+    again, once = train(small(**config), (1,)), train(small(quant=ALL, loop={"steps": 3, "matched": (2,)}), (1,))
+    assert [0, 1, 2] == [step.step for step in again.steps]
+    assert once.digest == again.digest
+    assert once.matched == again.matched
+    assert once.digest != train(small(**config, defect="D35"), (1,)).digest
+
+
+def test_steps_of_a_run_that_goes_on_have_numbers_of_their_own() -> None:
+    config = small(quant=ALL, loop={"steps": 2, "matched": (1,)})
+    first = train_on(config, (1,))
+    second = train_on(config, (1,), first.state)
+    assert [0, 1, 2, 3] == [step.step for step in (*first.log.steps, *second.log.steps)]
+    assert {1} == {point.step for point in first.log.matched}
+    assert {3} == {point.step for point in second.log.matched}
+    with pytest.raises(InputError, match=r"a run state for 2 seed\(s\) does not fit the model"):
+        train_on(config, (1, 2), first.state)
+
+
+def test_the_mail_of_ranks_is_empty_when_all_have_taken_it() -> None:
+    config = small(quant=ALL, loop={"microbatches": 2, "workers": 2, "features": ("data_parallel",)})
+
+    class Mail:
+        left: int = 0
+
+        def look(self, event: Any, data: Data) -> None:
+            self.left = len(data.mail)
+
+    mail = Mail()
+    train_on(config, (1,), watch=(mail,))
+    assert 0 == mail.left
+
+
+def test_a_commit_in_the_wrong_place_and_workers_one_by_one_are_run_in_numbers_too() -> None:
+    quant = {"quant": ALL, "loop": {"steps": 2, "microbatches": 4, "workers": 2}}
+    correct = train(small(**quant), (1,))
+    assert correct.digest != train(small(**quant, defect="D23"), (1,)).digest
+    mended = train(small(**quant, defect="D08", fix="fail_closed_to_one_worker"), (1,))
+    assert () == mended.broken == mended.expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"accumulation": "fast"}, 'accumulation "fast" is unknown; known: exact, blas, tf32'),
+        ({"model": {"activation": "relu"}}, 'model.activation "relu" is unknown'),
+        ({"model": {"heads": 3}}, "model.width 16 is no multiple of model.heads 3"),
+        ({"loop": {"matched": (3,)}}, r"loop.matched \[3\] names a step outside 0..2"),
+        ({"loop": {"warm_steps": -1}}, "loop.warm_steps -1 is too small"),
+        ({"loop": {"steps": 5000}}, "layer visits .* are more than 5000 in one run"),
+        ({"optimizer": {"loss_scale": 0.0}}, "optimizer.loss_scale 0.0 is outside"),
+        ({"optimizer": {"loss_scale": 2.0**30, "dynamic": True}}, "is outside 1..2\\^24"),
+        ({"data": {"checkpoint": "trained:0"}}, 'workload.checkpoint "trained:0": after trained: stands a number'),
+        ({"defect": "D03+D03"}, 'protocol "D03\\+D03" puts a defect on twice'),
+    ],
+)
+def test_a_configuration_that_cannot_run_is_refused_before_it_does(wrong: dict[str, Any], problem: str) -> None:
+    with pytest.raises(StudyError, match=problem):
+        train(small(**wrong), (1,))
+
+
+def test_a_checkpoint_is_trained_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QSIM_CACHE_DIR", str(tmp_path))
+    config = small(defect="high_precision", data={"checkpoint": "trained:3"})
+    first = train(config, (1,))
+    (kept,) = (tmp_path / "weights").iterdir()
+    stamp = kept.stat().st_mtime_ns
+    assert first.digest == train(config, (1,)).digest
+    assert stamp == kept.stat().st_mtime_ns
+    other = train(small(defect="high_precision", data={"checkpoint": "trained:4"}), (1,))
+    assert first.digest != other.digest
+    assert 2 == len(list((tmp_path / "weights").iterdir()))

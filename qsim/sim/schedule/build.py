@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 from qsim.errors import CaseError, UsageError
 from qsim.formats import POLICIES, CastPolicy
-from qsim.quant import MergeRule, OpId, Recipe, StateKey, Timing
+from qsim.quant import MergeRule, OpId, Recipe, StateKey, TensorRole, Timing
 from qsim.sim.case import Case, Context
 from qsim.sim.events import (
     Begin,
@@ -23,6 +23,7 @@ from qsim.sim.events import (
     Operand,
     Optimize,
     Phase,
+    Quantize,
     Reduce,
     Schedule,
     Store,
@@ -312,7 +313,12 @@ def build_case(
     )
     schedule = build_schedule(writer)
     traits = spec.traits() | _traits(body, [recipe, *(one for _, one in others)], preset)
-    if not any(event.phase is Phase.RECOMPUTE for event in schedule):  # an early stop may leave nothing to do again
+    again = (e for e in schedule if e.phase is Phase.RECOMPUTE)
+    if isinstance(body, Graph):
+        again = (e for e in again if isinstance(e, Quantize))
+        traits -= {"weights"} if roles is not None and TensorRole.WEIGHT not in roles else set()
+        traits -= {"gradients"} if roles is not None and TensorRole.GRAD_OUTPUT not in roles else set()
+    if not any(again):  # an early stop may leave nothing to do again
         traits = traits - {"recompute"} | {"nothing recomputed"}
     context = Context(scope=scope, unit=unit, fold=writer.fold, ranks=spec.ranks, traits=traits)
     return Case(schedule=schedule, recipe=recipe, policy=policy, context=context, recipes=others)

@@ -9,11 +9,9 @@ from qsim import _paths
 from qsim.errors import InputError
 from qsim.sweep.files import BUILTIN, digest_of, find
 from qsim.sweep.training.schema import TrainingConfig
-from qsim.training.config import DataParams
+from qsim.training.config import SCRATCH, TRAINED, DataParams, steps_of
 
-SCRATCH = "scratch"
-"""A checkpoint that is no file: weights are drawn from the seed."""
-_KINDS = {"text": "a file", "checkpoint": f'a checkpoint that qsim wrote, "{SCRATCH}"'}
+_KINDS = {"text": "a file", "checkpoint": f'a checkpoint that qsim wrote, "{SCRATCH}", "{TRAINED}1000"'}
 
 
 def builtin(what: str) -> Path:
@@ -27,8 +25,10 @@ def with_files(config: TrainingConfig, *, folder: Path, overridden: Set[str]) ->
     paths: dict[tuple[str, str], str] = {}
     digests: dict[tuple[str, str], str] = {}
     for key, what, given in config.given_files():
-        if what == "checkpoint" and given == SCRATCH:
-            paths[key, given] = SCRATCH
+        if what == "checkpoint" and (given == SCRATCH or given.startswith(TRAINED)):
+            paths[key, given] = given
+            if given != SCRATCH:
+                steps_of(given)
             continue
         base = Path.cwd() if key in overridden else folder
         found = find(key, given, base=base, builtin=builtin(what), kinds=_KINDS[what])

@@ -10,6 +10,7 @@ from qsim.sim.defects.edits import lives_of
 from qsim.sim.defects.model import rewritten
 from qsim.sim.events import (
     Commit,
+    Compute,
     Consume,
     Drop,
     Event,
@@ -80,6 +81,8 @@ def _stretches(case: Case) -> list[tuple[int, int]]:
 def _op_of(event: Event) -> OpId | None:
     if isinstance(event, Load):
         return event.key
+    if isinstance(event, Compute):
+        return event.at
     op = getattr(event, "op", None)
     return op if isinstance(op, OpId) else None
 
