@@ -310,7 +310,7 @@ def test_a_plain_cast_has_nothing_to_decode_with():
 
 
 def test_a_message_can_name_a_site_and_a_role_that_qsim_does_not_know():
-    op = OpId(1, site=9, role_id=77)
-    with pytest.raises(ProtocolViolation, match=r"owner L0/qkv/input, step 1 .* Site9\.TensorRole77 "):
+    op = OpId(1, site=99, role_id=77)
+    with pytest.raises(ProtocolViolation, match=r"owner L0/qkv/input, step 1 .* Site99\.TensorRole77 "):
         begun(FRESH, op)
-    assert str(StateKey(2, 9, 77, 1)) == "L2/site9/tensorrole77/w1"
+    assert str(StateKey(2, 99, 77, 1)) == "L2/site99/tensorrole77/w1"

@@ -153,9 +153,9 @@ def test_a_written_schedule_is_priced_against_its_twin() -> None:
 
 
 def test_a_text_that_loads_what_no_tensor_is_says_what_there_is() -> None:
-    (cell,) = by_hand("f t0 L0.s9.input: X | weight: X | input: U(linear, input[raw], weight[raw])\n",
+    (cell,) = by_hand("f t0 L0.s15.input: X | weight: X | input: U(linear, input[raw], weight[raw])\n",
                       "measure.skip_steps=0")  # fmt: skip
-    with pytest.raises(StudyError, match=r"loads s9\.input, s9\.weight; the tensors .* are qkv\.input, qkv\.weight"):
+    with pytest.raises(StudyError, match=r"loads s15\.input, s15\.weight; the tensors .* are qkv\.input, qkv\.weight"):
         run_cell(cell)
 
 

@@ -27,7 +27,7 @@ def script(*args: str) -> subprocess.CompletedProcess[str]:
 def test_the_file_is_the_one_that_the_provenance_names_and_holds_the_default_model() -> None:
     payload = sample_checkpoint().read_bytes()
     assert len(payload) < 1 << 20
-    assert hashlib.sha256(payload).hexdigest() in sample_checkpoint().with_name("PROVENANCE.md").read_text()
+    assert hashlib.sha256(payload).hexdigest() in sample_checkpoint().with_name("DECODER.md").read_text()
     weights, metadata = load_weights(sample_checkpoint())
     require(weights, shapes(ModelParams()))
     assert {"text": TEXT_SHA256, "steps": "2500", "seed": "1"}.items() <= metadata.items()

@@ -18,8 +18,8 @@ from qsim.sim import Linear, Scores
 from qsim.workloads import Replay, Shaping, read_capture
 from qsim.workloads.replay import load_capture
 
-INPUT, WEIGHT, GRAD, Q, K = (int(role) for role in TensorRole)
-QKV, SCORES, UP, DOWN = (int(site) for site in Site)
+INPUT, WEIGHT, GRAD, Q, K, *_ = (int(role) for role in TensorRole)
+QKV, SCORES, UP, DOWN, *_ = (int(site) for site in Site)
 
 
 def arrays(steps=(0, 1), layers=(0, 1), names=("qkv_in", "q", "k"), tokens=4, channels=6):
