@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,10 +42,10 @@ def sweep(
     config = read_study(path, registries(), overrides)
     _check(config)
     folder = out or _default_out(path, overrides)
-    begun = time.perf_counter()
     try:
         with SweepProgress() as progress:
             outcome = run_sweep(config, out=folder, workers=workers, extend=extend, progress=progress)
+        seconds = progress.seconds
     except KeyboardInterrupt:
         print(f"qsim: stopped; what is finished stays in {folder}, call again to go on", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -56,7 +55,7 @@ def sweep(
     print(products)
     work = REPORTS[outcome.kind.name].work
     if work is not None:
-        print(work(rows, None if outcome.done_before else time.perf_counter() - begun))
+        print(work(rows, None if outcome.done_before else seconds))
     print(outcome.summary)
     print(f"sha256 of the results: {outcome.digest}")
     for bad in (*outcome.failed, *outcome.crashed):

@@ -58,12 +58,17 @@ class SweepProgress:
         elif self._last is not None:
             self._log(self._last)
 
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._clock() - self._started
+
     def line(self, tally: Tally) -> str:
         """``sweep: 12/340 cells, 1 failed, 3.1 cells/s, about 106 s left``."""
         parts = [f"{self._title}: {tally.ended}/{tally.total} cells"]
         parts += [f"{n} {what}" for n, what in ((tally.failed, "failed"), (tally.crashed, "crashed")) if n]
         now = tally.ended - tally.done_before
-        seconds = self._clock() - self._started
+        seconds = self.seconds
         if now and seconds > 0:
             rate = now / seconds
             parts.append(f"{rate:.2g} cells/s")
