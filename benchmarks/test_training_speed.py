@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 from qsim.nn import Arithmetic
 from qsim.sim.data import Data, apply
 from qsim.sim.events import Compute, Event
+from qsim.sim.judge import collector_paused
 from qsim.sim.schedule import REPORT
 from qsim.training.config import SCRATCH, DataParams, LoopParams, TrainConfig
 from qsim.training.plan import plan_of
@@ -53,10 +54,11 @@ class Steps:
 
     def __call__(self) -> None:
         """All events up to the next update."""
-        for event in self._events:
-            apply(self.data, event, self.env)
-            if isinstance(event, Compute) and REPORT in event.outs:
-                return
+        with collector_paused():  # as a run has it
+            for event in self._events:
+                apply(self.data, event, self.env)
+                if isinstance(event, Compute) and REPORT in event.outs:
+                    return
         raise AssertionError("the run is over")
 
 

@@ -21,7 +21,7 @@ class Lint(NamedTuple):
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Records are tuples that refer to no record, so there is no cycle to find; to look for some among hundreds of
     thousands of them takes longer than to judge them."""
     was = gc.isenabled()
@@ -35,7 +35,7 @@ def _collector_paused() -> Iterator[None]:
 
 def lint(case: Case) -> Lint:
     """The records of a case and its verdict, without a tensor. CaseError where it reads an empty slot."""
-    with _collector_paused():
+    with collector_paused():
         records = records_of(case)
         return Lint(records, judge(case, records))
 
@@ -43,6 +43,6 @@ def lint(case: Case) -> Lint:
 def judge(case: Case, records: Sequence[Record] | None = None) -> tuple[Violation, ...]:
     """All violations of a case, from its records (made here where they are not given), in order of event."""
     context = case.context
-    with _collector_paused():
+    with collector_paused():
         seen = records_of(case) if records is None else records
         return check(seen, scope=context.scope, unit=context.unit, ranks=context.ranks)
