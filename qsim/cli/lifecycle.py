@@ -19,7 +19,11 @@ FigureOption = Annotated[
 ]
 ControlOption = Annotated[
     list[str] | None,
-    typer.Option("--control", help='Of "article", as often as you like: accumulation, low_precision_off ...'),
+    typer.Option(
+        "--control",
+        help='Of "article", as often as you like: accumulation, low_precision_off, high_precision_attention, '
+        "matched_points.",
+    ),
 ]
 
 
@@ -100,7 +104,10 @@ def run(
     controls: ControlOption = None,
     figure: FigureOption = None,
 ) -> None:
-    """Replay one case and show what it breaks and costs, step by step. "article" trains: see --control."""
+    """Replay one case and show what it breaks and costs, step by step.
+
+    "article" trains instead, 20 steps on 2 seeds where --steps and --replicas do not say otherwise: see --control.
+    """
     from qsim.backends import resolve_backend
     from qsim.errors import CaseError
     from qsim.report.one_case import case_report
@@ -149,7 +156,8 @@ def _run_article(
     allowed = ("defect", "controls", "replicas", "backend", "steps", "figure")
     given = [p for p in context.params if p not in allowed and _typed(context, p)]
     if given:
-        raise typer.BadParameter(f"{ARTICLE} is a training run of its own; leave --{given[0]} out")
+        option = next(p.opts[0] for p in context.command.params if p.name == given[0])
+        raise typer.BadParameter(f"{ARTICLE} is a training run of its own; leave {option} out")
     steps = context.params["steps"] if _typed(context, "steps") else SUSPECT.loop.steps
     matched = tuple(range(min(steps, len(SUSPECT.loop.matched))))
     loop = msgspec.structs.replace(SUSPECT.loop, steps=steps, matched=matched)
@@ -160,7 +168,7 @@ def _run_article(
     except UsageError as error:
         raise typer.BadParameter(str(error), param_hint="--control") from None
     if figure is not None and not (figure.suffix == ".png" and figure.absolute().parent.is_dir()):
-        raise typer.BadParameter(f"{figure} is no .png in a folder that is there", param_hint="--figure")
+        raise typer.BadParameter(f"{figure}: give a .png in a folder that exists", param_hint="--figure")
     found = walk(config, seeds, named)
     out = console()
     out.print(walk_table(found, seeds), "")

@@ -19,7 +19,8 @@ def walk_table(found: Sequence[Finding], seeds: Sequence[int]) -> Table:
 
     first = found[0]
     table = Table(
-        title=f"the article's timing defect under controls, {first.steps} steps, seeds {', '.join(map(str, seeds))}",
+        title=f"D03 with FP8 activations, Q and K, window 1, under controls: {first.steps} steps, seeds "
+        f"{', '.join(map(str, seeds))}; a step spikes above 3x the median norm of low_precision_off",
         title_justify="left", box=None, show_edge=False,
     )  # fmt: skip
     for column in ("run", "largest gradient norm", "at step", "steps that spike", "points that differ"):

@@ -11,7 +11,7 @@ from qsim.report.training_rows import TrainingRow, training_csv
 from qsim.report.training_table import training_tables
 from qsim.severity.training import measure_training
 from qsim.sweep.training.cell import TrainingCell, TrainingRecord
-from qsim.training.config import CORRECT
+from qsim.training.config import CORRECT, HIGH_PRECISION
 from qsim.training.join import joined
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def study_csv(rows: Rows) -> str:
 def study_notes(rows: Rows) -> list[str]:
     """What the figures are and are not; runs that have no twin yet; whether bits are those of one machine."""
     notes = training_notes(measured(rows))
+    notes += [f"Setting {setting}: {_setting(runs)}." for setting, runs in _grouped(rows).items()]
     alone = [
         f"{setting}: {label} ({len(lacking)})"
         for setting, protocols in _grouped(rows).items()
@@ -77,6 +78,29 @@ def study_notes(rows: Rows) -> list[str]:
     if any(not record.reproducible for _, record in rows):
         notes.append("Products are float32 BLAS sums: not reproducible to the bit on another machine (--fast).")
     return notes
+
+
+def _setting(protocols: dict[str, _Seeds]) -> str:
+    """What its runs train from and on, and what they cast."""
+    runs = next((runs for runs in protocols.values() if not _uncast(runs)), next(iter(protocols.values())))
+    config = next(iter(runs.values()))[0].config
+    quant, data, optimizer = config.quant, config.data, config.optimizer
+    words = [f"text {data.text}", f"checkpoint {data.checkpoint}", f"batch {data.batch}"]
+    words += [f"spread 2^{list(data.spread)}"] if data.spread else []
+    if quant.linear:
+        words.append(f"{' '.join(quant.linear)} in {quant.fmt}, {quant.recipe}, window {quant.window}")
+    if quant.attention:
+        words.append(
+            f"{' '.join(quant.attention)} in {quant.attention_fmt}, {quant.attention_recipe}, window "
+            f"{quant.attention_window}"
+        )
+    words.append(f"attention statistics {config.model.statistics}, half {config.model.half}")
+    words.append(f"loss scale {optimizer.loss_scale:g}{' dynamic' if optimizer.dynamic else ''}")
+    return ", ".join(words)
+
+
+def _uncast(runs: _Seeds) -> bool:
+    return next(iter(runs.values()))[0].config.defect == HIGH_PRECISION
 
 
 def study_traces(rows: Rows, *, title: str) -> Figure:
