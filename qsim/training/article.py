@@ -1,8 +1,8 @@
 """The controls by which the article's defect was isolated, as switches of one training run. Prints nothing.
 
 The run under suspicion has the article's whole timing defect (D03) in its FP8 activations and attention operands. Each
-control changes one thing and looks at the same batches: what stays is not due to it. There is no correct twin here; what
-a gradient norm should be is taken from the run in which nothing is cast.
+control changes one thing and looks at the same batches: what stays is not due to it. There is no correct twin here;
+what a gradient norm should be is taken from the run in which nothing is cast.
 """
 
 from __future__ import annotations
